@@ -1,0 +1,1 @@
+"""The contract between preparation and training: schemas, the dataset registry, and what a sample is."""
