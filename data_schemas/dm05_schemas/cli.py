@@ -1,0 +1,91 @@
+"""How both commands start and end: one line for any error, and the exit code that goes with it."""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import NoReturn
+
+from dm05_schemas.errors import DM05Error
+
+INTERRUPTED = 130
+BROKEN_PIPE = 141
+
+
+def run(main: Callable[[], int | None], prog: str) -> NoReturn:
+    """Call ``main`` and exit the process with 0 (done), 1 (data or source at fault) or 2 (wrong usage).
+
+    Every error becomes one line ``prog: error: ...`` on stderr. An exception that nobody foresaw is reported the same
+    way, with its traceback kept in a file that the line names.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")
+    sys.exit(_exit_code(main, prog))
+
+
+def describe_os_error(error: OSError) -> str:
+    """``FILE: Reason`` of an operating system error, with the mend where there is an obvious one."""
+    names = [os.fsdecode(name) for name in (error.filename, error.filename2) if isinstance(name, str | bytes)]
+    where = " -> ".join(names)
+    reason = error.strerror or str(error) or type(error).__name__
+    return f"{where}: {reason}" if where else reason
+
+
+def _exit_code(main: Callable[[], int | None], prog: str) -> int:
+    try:
+        code = main() or 0
+        sys.stdout.flush()
+        return code
+    except DM05Error as error:
+        return _fail(prog, str(error), error.exit_code)
+    except KeyboardInterrupt:
+        print(f"{prog}: interrupted", file=sys.stderr)
+        return INTERRUPTED
+    except OSError as error:
+        if isinstance(error, BrokenPipeError) and _stdout_is_gone():
+            return BROKEN_PIPE
+        return _fail(prog, describe_os_error(error), 1)
+    except MemoryError:
+        return _fail(prog, "out of memory. Lower --jobs or use a machine with more memory", 1)
+    except Exception as error:
+        return _fail(prog, _unforeseen(error), 1)
+
+
+def _fail(prog: str, text: str, code: int) -> int:
+    try:
+        sys.stdout.flush()
+    except OSError:
+        _stdout_is_gone()
+    print(f"{prog}: error: {' '.join(text.split())}", file=sys.stderr)
+    return code
+
+
+def _stdout_is_gone() -> bool:
+    """True when the reader of our output has left; the stream then points to nowhere, so that exit stays quiet."""
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return True
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return False
+
+
+def _unforeseen(error: Exception) -> str:
+    text = traceback.format_exc()
+    try:
+        handle, name = tempfile.mkstemp(prefix="dm05-", suffix=".traceback.txt")
+        with os.fdopen(handle, "w", encoding="utf-8", errors="backslashreplace") as file:
+            file.write(text)
+    except OSError:
+        name = ""
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    place = f"{Path(frame.filename).name}:{frame.lineno}"
+    kept = f" The traceback is in {name}" if name else ""
+    return f"{type(error).__name__} at {place}: {error or 'no message'}. This is a bug in the tool, please report it.{kept}"
