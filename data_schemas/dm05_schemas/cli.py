@@ -88,4 +88,5 @@ def _unforeseen(error: Exception) -> str:
     frame = traceback.extract_tb(error.__traceback__)[-1]
     place = f"{Path(frame.filename).name}:{frame.lineno}"
     kept = f" The traceback is in {name}" if name else ""
-    return f"{type(error).__name__} at {place}: {error or 'no message'}. This is a bug in the tool, please report it.{kept}"
+    what = f"{type(error).__name__} at {place}: {error or 'no message'}"
+    return f"{what}. This is a bug in the tool, please report it.{kept}"

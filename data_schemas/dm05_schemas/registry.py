@@ -10,7 +10,7 @@ same keys, or the file that $DM05_DATASETS names), one table a dataset; only the
     state_desc = ["joint", "joint", "gripper"]   # one word a state dimension: joint, eef or gripper
     action_dim = 3
     jsonl_dir = "jsonl"                 # folder of the episode files
-    image_dir = "image"                 # folder that urls start from: image or video
+    image_dir = "image"                 # folder that urls start from: image, video, or "." for the dataset's own
     action_mode = "absolute"            # or "relative"
     robot_type = "Franka"               # first line of the prompt, left out when not given
     control_mode = "..."                # second line, left out when not given
@@ -165,7 +165,7 @@ def _problems(spec: DatasetSpec) -> list[str]:
         ("jsonl_dir", spec.jsonl_dir),
         ("image_dir", spec.image_dir),
     ):
-        if not _inside(value):
+        if not _inside(value) and (key, value) != ("image_dir", "."):
             found.append(f"{key} must be a relative path that stays inside, not {value!r}")
     if not spec.image_keys or len(set(spec.image_keys)) != len(spec.image_keys):
         found.append("image_keys must name at least one camera, each once")
@@ -207,5 +207,5 @@ def _libero(name: str, image_dir: str) -> DatasetSpec:
 BUILT_IN: tuple[DatasetSpec, ...] = (
     _PI0_ALL,
     *(_libero(name, "video") for name in ("libero_goal", "libero_10", "libero_spatial", "libero_object")),
-    _libero("libero_oft_all", "image"),
+    _libero("libero_oft_all", "."),
 )
