@@ -1,0 +1,28 @@
+"""Places to fetch from: a local folder, the Hugging Face hub, Baidu BOS. Each module has one ``open_source``."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Literal, cast
+
+from dm05_prep.sources.base import RemoteFile, Source
+
+SourceName = Literal["bos", "hf", "local"]
+Kind = Literal["dataset", "model"]
+
+__all__ = ["Kind", "RemoteFile", "Source", "SourceName", "open_source"]
+
+
+def open_source(name: SourceName, uri: str | None, *, kind: Kind, jobs: int = 8) -> Source:
+    """The source behind ``--source`` and ``--uri``.
+
+    Args:
+        uri: None stands for the released data or model at that place.
+        kind: what is fetched; decides the default uri and, on a hub, the type of the repository.
+        jobs: connections at once.
+
+    Raises:
+        UsageError: the uri does not fit the source, or is needed and missing.
+    """
+    module = importlib.import_module(f"dm05_prep.sources.{name}")
+    return cast(Source, module.open_source(uri, kind=kind, jobs=jobs))
