@@ -25,7 +25,8 @@ def sample_count(frames: int) -> int:
 def chunk_rows(frames: int, t: ArrayLike, chunk_size: int, from_states: bool) -> NDArray[np.int64]:
     """Frame numbers [..., H] that the chunks at frames ``t`` [...] hold; past the end the last frame repeats."""
     start = np.asarray(t, dtype=np.int64)[..., None] + (1 if from_states else 0)
-    return np.minimum(start + np.arange(chunk_size, dtype=np.int64), frames - 1)
+    rows: NDArray[np.int64] = np.minimum(start + np.arange(chunk_size, dtype=np.int64), frames - 1)
+    return rows
 
 
 def action_chunk(episode: Float32, t: ArrayLike, chunk_size: int, from_states: bool) -> Float32:

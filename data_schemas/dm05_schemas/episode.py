@@ -1,0 +1,283 @@
+"""One episode file: the only definition of what is acceptable, for validation and for every reader.
+
+::
+
+    jsonl/<episode>.jsonl    UTF-8, one frame (see :mod:`dm05_schemas.frame`) a line, no blank lines, 2 lines or more
+
+:func:`scan_episode` parses a file in which all is well at the speed of orjson; only when a cheap check finds something
+odd does it go through the lines one by one to name each problem with its line.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import orjson
+from numpy.typing import NDArray
+
+from dm05_schemas import strict_json
+from dm05_schemas.findings import KINDS, Finding, finding
+from dm05_schemas.frame import FLOAT32_MAX, UrlProblem, check_frame, clean_url, prompt_problems
+from dm05_schemas.registry import DatasetSpec
+
+__all__ = ["Episode", "Finding", "read_episode", "scan_episode"]
+
+HUGE_LINE = 1 << 20
+_BOM = b"\xef\xbb\xbf"
+_BLANK = " \t\r\n\v\f\0\u200b\u2060\ufeff"
+_VIEW_TYPES = frozenset({"image", "video"})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Episode:
+    """The frames of one episode. Letters: n frames, S state dims, A action dims, V cameras.
+
+    state float32 [n, S]; action float32 [n, A] or None; prompts: each text once; prompt_ids int32 [n] into them;
+    urls [n][V] relative to the image folder, checked to stay inside; frame_idx int32 [n, V], -1 for an image;
+    is_robot bool [n].
+    """
+
+    path: Path
+    state: NDArray[np.float32]
+    action: NDArray[np.float32] | None
+    prompts: list[str]
+    prompt_ids: NDArray[np.int32]
+    urls: list[list[str]]
+    frame_idx: NDArray[np.int32]
+    is_robot: NDArray[np.bool_]
+
+    def __len__(self) -> int:
+        return len(self.state)
+
+    @property
+    def targets(self) -> NDArray[np.float32]:
+        """[n, A] what action chunks are cut from: the actions, or the states when there are none."""
+        return self.state if self.action is None else self.action
+
+
+class _Odd(Exception):
+    """Something that the fast way does not judge."""
+
+
+def read_episode(path: Path, spec: DatasetSpec) -> Episode:
+    """The episode in ``path``.
+
+    Raises:
+        DataError: the first thing that makes it unacceptable, with file and line.
+    """
+    episode, findings = scan_episode(path, spec)
+    for found in findings:
+        if found.severity == "error":
+            raise found.error()
+    assert episode is not None
+    return episode
+
+
+def scan_episode(path: Path, spec: DatasetSpec, *, data: bytes | None = None) -> tuple[Episode | None, list[Finding]]:
+    """The episode, or None when a finding is an error, and everything found, in the order of lines.
+
+    Args:
+        path: the file; names it in findings, and is read when ``data`` is None.
+        spec: says which cameras and how many dims are due.
+        data: the file's bytes, if they are at hand.
+    """
+    if data is None:
+        try:
+            data = path.read_bytes()
+        except OSError as error:
+            return None, [finding("unreadable", path, None, f"cannot be read: {error.strerror or error}")]
+    try:
+        return _assemble(path, _plain_frames(data), spec), []
+    except _Odd:
+        pass
+    frames, findings = _careful(path, data, spec)
+    if any(found.severity == "error" for found in findings):
+        return None, findings
+    return _assemble(path, frames, spec, warned=True), findings
+
+
+def _plain_frames(data: bytes) -> list[dict[str, Any]]:
+    """The parsed lines of a file in which nothing is odd; keys that stand twice are ruled out by counting colons."""
+    if not data.endswith(b"\n") or b"\r" in data or b"\\u003" in data:
+        raise _Odd
+    lines = data[:-1].split(b"\n")
+    if len(lines) < 2 or (len(data) > HUGE_LINE and max(map(len, lines)) > HUGE_LINE):
+        raise _Odd
+    try:
+        frames = list(map(orjson.loads, lines))
+    except orjson.JSONDecodeError:
+        raise _Odd from None
+    if set(map(type, frames)) != {dict}:
+        raise _Odd
+    # Every key is followed by one colon and orjson keeps one of a pair of equal keys, so only a text without doubles
+    # has exactly as many colons as its keys and strings account for (escaped colons were ruled out above).
+    if data.count(b":") != sum(map(_colons, frames)):
+        raise _Odd
+    return frames
+
+
+def _colons(value: Any) -> int:
+    """Colons in the text of a JSON value without doubled keys."""
+    kind = type(value)
+    if kind is str:
+        count: int = value.count(":")
+        return count
+    if kind is dict:
+        total = len(value)
+        for key, item in value.items():
+            total += key.count(":")
+            if type(item) in (str, dict, list):
+                total += _colons(item)
+        return total
+    if kind is list and not set(map(type, value)) <= {float, int}:
+        return sum(map(_colons, value))
+    return 0
+
+
+def _assemble(path: Path, frames: list[dict[str, Any]], spec: DatasetSpec, warned: bool = False) -> Episode:
+    """Arrays of acceptable frames; anything that :func:`check_frame` would object to raises _Odd."""
+    try:
+        has_action = {"action" in frame for frame in frames}
+        if len(has_action) != 1 or (has_action == {False} and spec.action_dim != spec.state_dim):
+            raise _Odd
+        prompts: dict[str, int] = {}
+        prompt_ids = [prompts.setdefault(frame["prompt"], len(prompts)) for frame in frames]
+        if set(map(type, prompts)) != {str} or not (warned or not any(map(prompt_problems, prompts))):
+            raise _Odd
+        is_robot = [frame.get("is_robot", True) for frame in frames]
+        if set(map(type, is_robot)) != {bool}:
+            raise _Odd
+        views = [_view([frame[key] for frame in frames]) for key in spec.image_keys]
+        return Episode(
+            path=path,
+            state=_matrix([frame["state"] for frame in frames], spec.state_dim),
+            action=_matrix([frame["action"] for frame in frames], spec.action_dim) if has_action == {True} else None,
+            prompts=list(prompts),
+            prompt_ids=np.array(prompt_ids, dtype=np.int32),
+            urls=[list(urls) for urls in zip(*(urls for urls, _ in views), strict=True)],
+            frame_idx=np.array([index for _, index in views], dtype=np.int32).T.copy(),
+            is_robot=np.array(is_robot, dtype=np.bool_),
+        )
+    except (KeyError, TypeError, AttributeError):
+        raise _Odd from None
+
+
+def _matrix(vectors: list[Any], dims: int) -> NDArray[np.float32]:
+    """Lists of finite numbers as float32 [n, dims]."""
+    if set(map(type, vectors)) != {list} or set(map(len, vectors)) != {dims}:
+        raise _Odd
+    if not set(map(type, chain.from_iterable(vectors))) <= {float, int}:
+        raise _Odd
+    values = np.fromiter(chain.from_iterable(vectors), dtype=np.float64, count=len(vectors) * dims)
+    if not np.abs(values).max() <= FLOAT32_MAX:
+        raise _Odd
+    return values.astype(np.float32).reshape(-1, dims)
+
+
+def _view(entries: list[Any]) -> tuple[list[str], list[int]]:
+    """Checked urls and frame numbers (-1 for images) of one camera."""
+    kinds = {entry["type"] for entry in entries}
+    raw = [entry["url"] for entry in entries]
+    if not kinds <= _VIEW_TYPES or set(map(type, entries)) != {dict} or set(map(type, raw)) != {str}:
+        raise _Odd
+    index = [-1] * len(entries)
+    if "video" in kinds:
+        index = [entry["frame_idx"] if entry["type"] == "video" else -1 for entry in entries]
+        if set(map(type, index)) != {int} or not -1 <= min(index) <= max(index) < 2**31:
+            raise _Odd
+        if any(number < 0 and entry["type"] == "video" for number, entry in zip(index, entries, strict=True)):
+            raise _Odd
+    return _clean_urls(raw), index
+
+
+def _clean_urls(raw: list[str]) -> list[str]:
+    urls = [url[2:] if url.startswith("./") else url for url in raw]
+    text = "\n".join(["", *urls, ""])
+    if not any(mark in text for mark in ("/.", "\n.", "//", "\n/", "/\n", "\n\n", "\0", ":", "\\")):
+        return urls
+    try:
+        return [clean_url(url) for url in raw]
+    except UrlProblem:
+        raise _Odd from None
+
+
+def _careful(path: Path, data: bytes, spec: DatasetSpec) -> tuple[list[dict[str, Any]], list[Finding]]:
+    """Every frame that can be parsed and everything that is wrong, line by line."""
+    if not data:
+        return [], [finding("empty-episode", path, None, "has no frames")]
+    encoding = foreign_encoding(data)
+    if encoding:
+        return [], [finding("utf16", path, None, f"is {encoding}, not UTF-8")]
+    found: list[Finding] = []
+    if data.startswith(_BOM):
+        found.append(finding("bom", path, 1, "starts with a byte order mark"))
+        data = data[len(_BOM) :]
+    lines = data.split(b"\n")
+    if lines[-1] == b"":
+        lines.pop()
+    elif lines[-1].strip():
+        found.append(finding("no-final-newline", path, len(lines), "no newline at the end of the file"))
+    frames, numbers = [], []
+    for number, line in enumerate(lines, 1):
+        frame, problems = _careful_line(line, spec)
+        found += [finding(kind, path, number, detail) for kind, detail in problems]
+        if isinstance(frame, dict):
+            frames.append(frame)
+            numbers.append(number)
+    found += _crlf(path, lines)
+    found += _whole(path, frames, numbers, len(lines), spec)
+    return frames, sorted(found, key=lambda item: item.line or 0)
+
+
+def _careful_line(line: bytes, spec: DatasetSpec) -> tuple[object, Iterable[tuple[str, str]]]:
+    body = line.removesuffix(b"\r")
+    if not body.decode("utf-8", "replace").strip().strip(_BLANK):
+        return None, [("blank-line", "blank line" if not line else "line of white space only")]
+    problems: list[tuple[str, str]] = []
+    if len(line) > HUGE_LINE:
+        problems.append(("huge-line", f"line of {len(line) / 2**20:.1f} MiB"))
+    if b"\r" in body:
+        problems.append(("lone-cr", "carriage return without line feed"))
+    try:
+        frame = strict_json.parse(body)
+    except strict_json.JsonProblem as problem:
+        return None, problems if b"\r" in body else [*problems, (problem.kind, problem.detail)]
+    return frame, [*problems, *check_frame(frame, spec)]
+
+
+def _crlf(path: Path, lines: list[bytes]) -> list[Finding]:
+    ends = [number for number, line in enumerate(lines, 1) if line.endswith(b"\r")]
+    if not ends:
+        return []
+    return [finding("crlf", path, ends[0], f"{len(ends)} of {len(lines)} lines end in CR LF")]
+
+
+def _whole(
+    path: Path, frames: list[dict[str, Any]], numbers: list[int], lines: int, spec: DatasetSpec
+) -> list[Finding]:
+    """What only the episode as a whole shows: too few frames, action in some of them."""
+    found = []
+    if lines < 2:
+        found.append(finding("one-frame", path, None, "has 1 frame where at least 2 are due"))
+    without = [number for number, frame in zip(numbers, frames, strict=True) if "action" not in frame]
+    if 0 < len(without) < len(frames):
+        detail = f"action in {len(frames) - len(without)} of {len(frames)} frames, not in this one"
+        found.append(finding("mixed-action", path, without[0], detail))
+    elif without and spec.action_dim != spec.state_dim:
+        detail = f"no action, and states of {spec.state_dim} dims cannot stand in for {spec.action_dim}"
+        found.append(finding("no-action", path, without[0], detail))
+    return found
+
+
+def foreign_encoding(data: bytes) -> str | None:
+    """``UTF-16`` or ``UTF-32`` when the bytes are text in it, with or without a byte order mark."""
+    if data.startswith((b"\xff\xfe\0\0", b"\0\0\xfe\xff")) or data[:8].count(0) == 6:
+        return "UTF-32"
+    if data.startswith((b"\xff\xfe", b"\xfe\xff")) or (len(data) >= 4 and data[:4].count(0) == 2):
+        return "UTF-16"
+    return None

@@ -1,0 +1,29 @@
+"""Publishing a file: written under a temporary name in the same folder, then renamed."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from pathlib import Path
+
+
+def replace_file(path: Path, data: bytes | memoryview) -> None:
+    """Make ``path`` hold ``data``, whole or not at all; a symlink's target is replaced, permissions are kept.
+
+    Raises:
+        OSError: the folder cannot be written or the disk is full; nothing is left behind.
+    """
+    target = Path(os.path.realpath(path))
+    temporary = target.with_name(f".{target.name[:80]}.{secrets.token_hex(6)}.tmp")
+    handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        if target.exists():
+            temporary.chmod(target.stat().st_mode & 0o7777)
+        os.replace(temporary, target)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise

@@ -1,0 +1,87 @@
+"""JSON as the contract means it: UTF-8 without a byte order mark, every key once, every number finite."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from dm05_schemas.errors import DataError
+
+
+class JsonProblem(ValueError):
+    """Why a text is refused: ``kind`` is one of those in :mod:`dm05_schemas.findings`."""
+
+    def __init__(self, kind: str, detail: str) -> None:
+        self.kind, self.detail = kind, detail
+        super().__init__(detail)
+
+
+def parse(raw: bytes) -> Any:
+    """The value of one JSON text.
+
+    Raises:
+        JsonProblem: not UTF-8 (``bad-utf8``), a key twice (``duplicate-key``), NaN, Infinity or a number beyond
+            float64 (``not-finite``), or no JSON (``bad-json``).
+    """
+    try:
+        text = raw.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise JsonProblem("bad-utf8", f"byte {error.start + 1} is not UTF-8 (0x{raw[error.start]:02x})") from None
+    try:
+        value = json.loads(
+            text, object_pairs_hook=_pairs, parse_constant=_constant, parse_float=_number, parse_int=_integer
+        )
+        orjson.loads(raw)
+    except JsonProblem:
+        raise
+    except RecursionError:
+        raise JsonProblem("bad-json", "not JSON: nested too deep") from None
+    except json.JSONDecodeError as error:
+        raise JsonProblem("bad-json", f"not JSON: {error.msg} at column {error.colno}") from None
+    except ValueError as error:  # orjson refuses what json lets pass, such as half a surrogate pair
+        raise JsonProblem("bad-json", f"not JSON: {str(error).partition(': line')[0]}") from None
+    return value
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """The JSON object that a small file (an index, statistics, a pack's description) holds.
+
+    Raises:
+        DataError: it holds none, or it is not strict JSON.
+    """
+    try:
+        value = parse(path.read_bytes())
+    except JsonProblem as problem:
+        raise DataError(problem.detail, where=path) from None
+    if not isinstance(value, dict):
+        raise DataError("must hold a JSON object", where=path)
+    return value
+
+
+def _pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    result: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in result:
+            raise JsonProblem("duplicate-key", f"key {json.dumps(key, ensure_ascii=False)} stands twice")
+        result[key] = value
+    return result
+
+
+def _constant(word: str) -> float:
+    raise JsonProblem("not-finite", f"{word} is not a JSON number")
+
+
+def _number(text: str) -> float:
+    value = float(text)
+    if math.isinf(value):
+        raise JsonProblem("not-finite", f"{text[:40]} is not finite in float64")
+    return value
+
+
+def _integer(text: str) -> int | float:
+    value = _number(text)
+    return int(text) if abs(value) < 2**63 else value
