@@ -76,12 +76,16 @@ class ActionExpert(nn.Module):
             self.final_time_modulator(condition),
         )
 
+    def mask(self, real: Tensor, chunk: int) -> Tensor:
+        """True where a suffix token may look, [B, 1, 1, L + T]: all of the chunk, and all of the prefix but padding."""
+        return torch.cat([real, real.new_ones(len(real), chunk)], dim=1)[:, None, None, :]
+
     def forward(self, x: Tensor, condition: Tensor, prefix: list[KeysValues], real: Tensor) -> Tensor:
         """x [B, T, C], condition [B, C], prefix of every layer, real [B, L] (False: padding) -> [B, T, C]."""
         chunk = torch.arange(x.shape[1], device=x.device)
         positions = real.long().sum(1, keepdim=True) + chunk
         ropes = {kind: rope_table(positions, self.config.head_dim, rope) for kind, rope in self.config.rope.items()}
-        mask = torch.cat([real, real.new_ones(x.shape[:2])], dim=1)[:, None, None, :]
+        mask = self.mask(real, x.shape[1])
         attn_modulations, mlp_modulations, final = self.modulations(condition)
         x = self.run_layers(x, ropes, mask, prefix, attn_modulations, mlp_modulations)
         return adaptive_norm(x, final)[0]

@@ -1,0 +1,70 @@
+"""The accelerated model pinned to the plain one."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+
+import pytest
+import torch
+from dm05_train.model.config import DM05Config
+from dm05_train.model.dm05 import DM05
+from dm05_train.model.weights import load_weights, packed_of, released_tensors, state_for_saving
+from dm05_train.perf.restructure import restructure
+from safetensors.torch import load_file
+
+TINY = Path(__file__).parent.parent / "golden" / "tiny_dm05"
+
+
+@pytest.fixture()
+def plain() -> DM05:
+    model = DM05(DM05Config.from_json(TINY))
+    load_weights(model, TINY)
+    return model
+
+
+@pytest.fixture(scope="module")
+def batch() -> dict[str, torch.Tensor]:
+    return load_file(TINY / "batch.safetensors")
+
+
+def gradients(model: DM05, batch: dict[str, torch.Tensor]) -> tuple[float, dict[str, torch.Tensor]]:
+    loss = model.loss(batch, batch["noise"], batch["time"])
+    loss.backward()
+    grads = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+    return float(loss.detach()), dict(released_tensors(grads, packed_of(model)))
+
+
+def test_restructured_model_has_the_same_loss_and_gradients(plain: DM05, batch: dict[str, torch.Tensor]) -> None:
+    fast = copy.deepcopy(plain)
+    restructure(fast)
+    loss, grads = gradients(fast, batch)
+    want_loss, want = gradients(plain, batch)
+    assert loss == pytest.approx(want_loss, rel=1e-6)
+    assert grads.keys() == want.keys()
+    largest = max(float(g.abs().max()) for g in want.values())
+    for name, grad in want.items():
+        assert float((grads[name] - grad).abs().max()) <= 2e-5 * float(grad.abs().max()) + 1e-8 * largest, name
+
+
+def test_restructured_model_saves_the_released_tensors(plain: DM05) -> None:
+    fast = copy.deepcopy(plain)
+    restructure(fast)
+    want, got = state_for_saving(plain), state_for_saving(fast)
+    assert got.keys() == want.keys()
+    assert all(torch.equal(got[name], want[name]) for name in want)
+
+
+def test_restructured_model_loads_the_released_tensors(plain: DM05) -> None:
+    fast = DM05(plain.config)
+    restructure(fast)
+    load_weights(fast, TINY)
+    want, got = state_for_saving(plain), state_for_saving(fast)
+    assert all(torch.equal(got[name], want[name]) for name in want)
+
+
+def test_restructured_model_samples_the_same(plain: DM05, batch: dict[str, torch.Tensor]) -> None:
+    fast = copy.deepcopy(plain)
+    restructure(fast)
+    got, want = (m.sample(batch, batch["noise"], steps=3) for m in (fast, plain))
+    assert float((got - want).abs().max() / want.abs().max()) <= 2e-5
