@@ -1,0 +1,286 @@
+"""Everything a run can be told: frozen dataclasses that are the flags, with their defaults and the rules between them.
+
+A flag beats an environment variable, which beats the default. The environment is read in one place,
+``TrainConfig.defaults``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from dm05_schemas.errors import UsageError
+
+Precision = Literal["auto", "fp32", "bf16", "bf16_compensated", "fp32_master"]
+
+
+def _require(good: bool, what: str, flag: str, fix: str) -> None:
+    if not good:
+        raise UsageError(what, where=flag, fix=fix)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataConfig:
+    """What to train on."""
+
+    dataset_name: str = "libero_pi0_all"
+    """A registered dataset (`dm05-prep datasets` lists them)."""
+    norm_stats_root: Path | None = None
+    """Folder of the normalisation statistics. Default: $NORM_STATS_PATH, else WORKSPACE/norm_stats. They must match
+    dataset, chunk size and action mode; when they are missing, rank 0 computes them once and the others wait."""
+    action_mode: Literal["absolute", "relative"] | None = None
+    """What the action targets are relative to. Default: the dataset's own mode."""
+    layout: Literal["auto", "files", "pack"] = "auto"
+    """Read the frames from the pack (memory-mapped), from the jsonl and image files, or from the pack when there is a
+    fresh one (auto)."""
+    holdout: float = 0.0
+    """Share of the episodes kept out of training, for `dm05-train eval` (the choice depends on the episode's name
+    alone)."""
+
+    def __post_init__(self) -> None:
+        _require(
+            0.0 <= self.holdout < 1.0,
+            f"a share of {self.holdout} leaves nothing to train on",
+            "--data-config.holdout",
+            "Give a number from 0 to under 1",
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """Which weights to start from, and the model's shape at run time."""
+
+    model_name_or_path: Path | None = None
+    """Folder of released weights (starts anew) or a checkpoint of a run (continues it: optimizer, schedule, RNG, data
+    position). Default: WORKSPACE/checkpoints/DM05."""
+    chunk_size: int = 10
+    """Actions predicted at once."""
+    load: Literal["each", "broadcast"] = "each"
+    """Every rank reads the weights itself (each), or rank 0 reads and sends them (broadcast: no shared folder
+    needed)."""
+
+    def __post_init__(self) -> None:
+        _require(
+            self.chunk_size >= 1,
+            f"{self.chunk_size} actions make no chunk",
+            "--model-config.chunk-size",
+            "Give 1 or more",
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimizerConfig:
+    """How weights move."""
+
+    optim: Literal["adamw", "muon_adamw"] = "adamw"
+    """AdamW for all, or Muon for the matrices of the action expert's layers and AdamW for the rest."""
+    base_lr: float = 2.5e-5
+    """Peak learning rate."""
+    warmup_steps: int = 1000
+    """Steps over which the rate rises from 0 to its peak."""
+    lr_scheduler: Literal["cosine", "constant"] = "cosine"
+    """After the warm-up: down a cosine to `min-lr-ratio` of the peak at the last step, or flat."""
+    min_lr_ratio: float = 0.1
+    """Where the cosine ends, as a share of the peak."""
+    beta1: float = 0.9
+    """Decay of the gradient's running mean."""
+    beta2: float = 0.95
+    """Decay of the squared gradient's running mean."""
+    eps: float = 1e-8
+    """Added to the root of the second moment."""
+    weight_decay: float = 1e-10
+    """Decoupled weight decay."""
+    muon_momentum: float = 0.95
+    """Muon: decay of the momentum."""
+    muon_nesterov: bool = True
+    """Muon: look ahead along the momentum."""
+    muon_ns_steps: int = 5
+    """Muon: Newton-Schulz steps that make an update orthogonal."""
+    muon_lr_scale: float = 1.0
+    """Muon: its rate as a multiple of the scheduled one."""
+    muon_coefficient: float = 0.2
+    """Muon: an update is scaled by this times sqrt(max(rows, columns)), so that its size matches AdamW's."""
+
+    def __post_init__(self) -> None:
+        _require(
+            self.base_lr > 0,
+            f"a rate of {self.base_lr} moves nothing",
+            "--optimizer-config.base-lr",
+            "Give a positive rate",
+        )
+        _require(
+            self.warmup_steps >= 0, "a warm-up cannot be negative", "--optimizer-config.warmup-steps", "Give 0 or more"
+        )
+        _require(
+            0 <= self.min_lr_ratio <= 1,
+            "the end of the cosine is a share",
+            "--optimizer-config.min-lr-ratio",
+            "Give 0 to 1",
+        )
+        for name in ("beta1", "beta2", "muon_momentum"):
+            value = getattr(self, name)
+            _require(
+                0 <= value < 1,
+                f"{value} is no decay",
+                f"--optimizer-config.{name.replace('_', '-')}",
+                "Give 0 to under 1",
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainerConfig:
+    """How long, how parallel, what to keep."""
+
+    per_device_train_batch_size: int = 10
+    """Samples a GPU takes at once (environment: PER_DEVICE_BATCH)."""
+    gradient_accumulation_steps: int = 1
+    """Batches added up before the weights move."""
+    num_train_steps: int = 300
+    """Optimizer steps in the whole run (environment: TRAIN_STEPS)."""
+    save_strategy: Literal["no", "steps"] = "no"
+    """Write a checkpoint every `save-steps` steps, or none (a run that is told to stop by SIGTERM or SIGUSR1 always
+    writes one)."""
+    save_steps: int = 100
+    """Steps between checkpoints."""
+    save_total_limit: int | None = None
+    """Keep only the newest so many of this run's checkpoints. Default: keep all."""
+    save_at_end: bool = False
+    """Write a checkpoint after the last step."""
+    output_dir: Path | None = None
+    """Where checkpoints and metrics.jsonl go. Default: `outputs` beside the workspace."""
+    resume: Literal["path", "latest", "never"] = "path"
+    """path: what `model-name-or-path` is decides. latest: continue from the newest complete checkpoint in `output-dir`
+    if there is one, so that the same command can be started again. never: take the weights and start anew."""
+    dataloader_num_workers: int = 4
+    """Processes a rank uses to read and decode samples; 0 reads in the training process."""
+    seed: int = 42
+    """Order of the data, noise and times all follow from it."""
+    logging_steps: int = 10
+    """How often losses are read back from the GPU and shown; metrics.jsonl has a row for every step all the same."""
+    max_grad_norm: float = 1.0
+    """Gradients are scaled down to this norm."""
+    model_max_length: int = 1024
+    """Longest prompt in tokens, images included; a longer task text is cut."""
+    gradient_checkpointing: bool = False
+    """Recompute activations in the backward pass: slower, needs far less memory."""
+    precision: Precision = "auto"
+    """bf16: weights and moments in BF16, small updates are rounded away. bf16_compensated: BF16 weights with the 16
+    lost bits kept beside them. fp32_master: a float32 copy of the weights. fp32: everything in float32. auto: fp32 for
+    float32 weights, else bf16_compensated."""
+    parallel: Literal["ddp", "fsdp"] = "ddp"
+    """ddp: a whole model on each GPU. fsdp: weights, gradients and moments sharded over the GPUs, for cards too small
+    for ddp."""
+    timeout_minutes: float = 10.0
+    """How long a rank waits for the others before the run is given up."""
+    report_to: tuple[Literal["tensorboard", "wandb"], ...] = ()
+    """Also write metrics there."""
+
+    def __post_init__(self) -> None:
+        for name in (
+            "model_max_length",
+            "per_device_train_batch_size",
+            "gradient_accumulation_steps",
+            "num_train_steps",
+            "save_steps",
+            "logging_steps",
+        ):
+            value = getattr(self, name)
+            _require(value >= 1, f"{value} is too few", f"--trainer-config.{name.replace('_', '-')}", "Give 1 or more")
+        limit = self.save_total_limit
+        _require(
+            limit is None or limit >= 1,
+            f"keeping {limit} checkpoints would delete the last good one",
+            "--trainer-config.save-total-limit",
+            "Give 1 or more, or leave it out to keep all",
+        )
+        _require(
+            self.dataloader_num_workers >= 0,
+            "workers cannot be negative",
+            "--trainer-config.dataloader-num-workers",
+            "Give 0 or more",
+        )
+        _require(
+            self.max_grad_norm > 0,
+            "a norm of 0 stops all learning",
+            "--trainer-config.max-grad-norm",
+            "Give a positive norm; 1e9 never clips",
+        )
+        _require(self.timeout_minutes > 0, "a rank must wait a little", "--trainer-config.timeout-minutes", "Give 10")
+        for name in self.report_to:
+            package = {"tensorboard": "tensorboard", "wandb": "wandb"}[name]
+            _require(
+                importlib.util.find_spec(package) is not None,
+                f"{name} is not installed",
+                "--trainer-config.report-to",
+                f"Run: pip install 'dm05[{name}]'",
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainConfig:
+    """A training run."""
+
+    workspace: Path | None = None
+    """The workspace. Default: $WORKSPACE_DIR, else the current folder."""
+    data_config: DataConfig = field(default_factory=DataConfig)
+    model_config: ModelConfig = field(default_factory=ModelConfig)
+    optimizer_config: OptimizerConfig = field(default_factory=OptimizerConfig)
+    trainer_config: TrainerConfig = field(default_factory=TrainerConfig)
+
+    def __post_init__(self) -> None:
+        resume, path = self.trainer_config.resume, self.model_config.model_name_or_path
+        _require(
+            not (resume == "latest" and path is not None and is_run_checkpoint(path)),
+            f"{path} is a checkpoint to continue from, and `latest` may pick another",
+            "--trainer-config.resume",
+            "Leave the flag out, or point --model-config.model-name-or-path at the released weights",
+        )
+
+    @classmethod
+    def defaults(cls, environ: Mapping[str, str]) -> TrainConfig:
+        """The defaults with the environment laid over them.
+
+        Raises:
+            UsageError: a variable holds no number where one is due.
+        """
+        trainer: dict[str, Any] = {}
+        for variable, name in (("PER_DEVICE_BATCH", "per_device_train_batch_size"), ("TRAIN_STEPS", "num_train_steps")):
+            if text := environ.get(variable):
+                _require(
+                    text.isdecimal() and int(text) >= 1,
+                    f"{text!r} is no count",
+                    f"${variable}",
+                    "Give a whole number of 1 or more",
+                )
+                trainer[name] = int(text)
+        stats = environ.get("NORM_STATS_PATH")
+        return cls(
+            workspace=Path(environ["WORKSPACE_DIR"]) if environ.get("WORKSPACE_DIR") else None,
+            data_config=DataConfig(norm_stats_root=Path(stats) if stats else None),
+            trainer_config=TrainerConfig(**trainer),
+        )
+
+    def global_batch(self, world_size: int) -> int:
+        """Samples an optimizer step sees: ranks x per-device batch x accumulation."""
+        return (
+            world_size
+            * self.trainer_config.per_device_train_batch_size
+            * self.trainer_config.gradient_accumulation_steps
+        )
+
+
+def is_run_checkpoint(folder: Path) -> bool:
+    """Whether a folder is a checkpoint of a run (it holds our training state), not just weights."""
+    return (folder / "training" / "state.json").is_file()
+
+
+def as_plain(config: Any) -> dict[str, Any]:
+    """A config as JSON-ready values (paths as text), for the start table and the checkpoint."""
+    return {
+        name: str(value) if isinstance(value, Path) else as_plain(value) if dataclasses.is_dataclass(value) else value
+        for name, value in ((f.name, getattr(config, f.name)) for f in dataclasses.fields(config))
+    }

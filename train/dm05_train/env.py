@@ -1,0 +1,138 @@
+"""Who this process is among the others of a run, and what the ranks decide together.
+
+Under torchrun every process has RANK, LOCAL_RANK and WORLD_SIZE. A platform's own RANK and WORLD_SIZE (without
+LOCAL_RANK) mean machines, not processes: those belong to ``launch``, and a process that sees only them is alone.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, TypeVar, cast
+
+import torch
+import torch.distributed as dist
+from dm05_schemas.errors import DM05Error
+
+from dm05_train.errors import TrainError
+
+T = TypeVar("T")
+CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True, kw_only=True)
+class World:
+    """The processes of a run: one rank a GPU, on ``nodes`` machines."""
+
+    rank: int = 0
+    size: int = 1
+    local_rank: int = 0
+    local_size: int = 1
+    node: int = 0
+    nodes: int = 1
+    device: torch.device = CPU
+
+    @classmethod
+    def from_env(cls, environ: Mapping[str, str]) -> World:
+        """The world torchrun describes, else a world of one."""
+        if not under_torchrun(environ):
+            return cls(device=torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu"))
+        local = int(environ["LOCAL_RANK"])
+        if torch.cuda.is_available() and local >= torch.cuda.device_count():
+            raise TrainError(
+                f"local rank {local} has no GPU of its own: this machine shows {torch.cuda.device_count()}",
+                fix="Set NPROC_PER_NODE to the number of GPUs, or widen CUDA_VISIBLE_DEVICES",
+            )
+        return cls(
+            rank=int(environ["RANK"]),
+            size=int(environ["WORLD_SIZE"]),
+            local_rank=local,
+            local_size=int(environ.get("LOCAL_WORLD_SIZE", "1")),
+            node=int(environ.get("GROUP_RANK", "0")),
+            nodes=int(environ.get("GROUP_WORLD_SIZE", "1")),
+            device=torch.device("cuda", local) if torch.cuda.is_available() else torch.device("cpu"),
+        )
+
+    @property
+    def is_main(self) -> bool:
+        """Whether this is rank 0, which logs and writes."""
+        return self.rank == 0
+
+
+def under_torchrun(environ: Mapping[str, str]) -> bool:
+    """Whether torchrun (or something that sets the same variables) started this process."""
+    return all(name in environ for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE"))
+
+
+def join(world: World, *, minutes: float = 10.0) -> None:
+    """Meet the other ranks (nothing to do alone). GPU tensors travel by NCCL, host tensors by gloo.
+
+    Raises:
+        TrainError: they did not all come within ``minutes``.
+    """
+    if world.device.type == "cuda":
+        torch.cuda.set_device(world.device)
+    if world.size == 1:
+        return
+    backend = "cpu:gloo,cuda:nccl" if world.device.type == "cuda" else "gloo"
+    try:
+        dist.init_process_group(backend, rank=world.rank, world_size=world.size, timeout=timedelta(minutes=minutes))
+        dist.barrier()
+    except (RuntimeError, ValueError) as error:
+        address = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
+        raise TrainError(
+            f"rank {world.rank} of {world.size} did not meet the others: {first_line(error)}",
+            where=address,
+            fix="Check that MASTER_ADDR is machine 0 and reachable from here, and that every machine was started",
+        ) from None
+
+
+def leave() -> None:
+    """Part from the other ranks; harmless when alone or when they are gone."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def together(world: World, action: Callable[[], T]) -> T:
+    """Run something on every rank; when it fails on any, every rank raises, naming the rank and machine at fault.
+
+    Raises:
+        DM05Error: this rank's own error.
+        TrainError: another rank failed.
+    """
+    mine: DM05Error | None = None
+    result: Any = None
+    try:
+        result = action()
+    except DM05Error as error:
+        mine = error
+    except OSError as error:
+        mine = TrainError(error.strerror or str(error), where=error.filename)
+    if world.size > 1:
+        text = None if mine is None else f"rank {world.rank} on {socket.gethostname()}: {mine}"
+        texts: list[str | None] = [None] * world.size
+        dist.all_gather_object(texts, text)
+        failed = [t for t in texts if t is not None]
+        if failed and mine is None:
+            raise TrainError(failed[0] + (f" (and {len(failed) - 1} more ranks)" if len(failed) > 1 else ""))
+    if mine is not None:
+        raise mine
+    return result
+
+
+def broadcast(world: World, value: T) -> T:
+    """Rank 0's value on every rank (picklable)."""
+    if world.size == 1:
+        return value
+    box = [value]
+    dist.broadcast_object_list(box, src=0)
+    return cast(T, box[0])
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of a foreign error's text, for a message of one line."""
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__
