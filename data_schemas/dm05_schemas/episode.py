@@ -21,7 +21,7 @@ import orjson
 from numpy.typing import NDArray
 
 from dm05_schemas import strict_json
-from dm05_schemas.findings import KINDS, Finding, finding
+from dm05_schemas.findings import Finding, finding
 from dm05_schemas.frame import FLOAT32_MAX, UrlProblem, check_frame, clean_url, prompt_problems
 from dm05_schemas.registry import DatasetSpec
 
@@ -208,8 +208,6 @@ def _clean_urls(raw: list[str]) -> list[str]:
 
 def _careful(path: Path, data: bytes, spec: DatasetSpec) -> tuple[list[dict[str, Any]], list[Finding]]:
     """Every frame that can be parsed and everything that is wrong, line by line."""
-    if not data:
-        return [], [finding("empty-episode", path, None, "has no frames")]
     encoding = foreign_encoding(data)
     if encoding:
         return [], [finding("utf16", path, None, f"is {encoding}, not UTF-8")]
@@ -230,7 +228,8 @@ def _careful(path: Path, data: bytes, spec: DatasetSpec) -> tuple[list[dict[str,
             frames.append(frame)
             numbers.append(number)
     found += _crlf(path, lines)
-    found += _whole(path, frames, numbers, len(lines), spec)
+    blank = sum(item.kind == "blank-line" for item in found)
+    found += _whole(path, frames, numbers, len(lines) - blank, spec)
     return frames, sorted(found, key=lambda item: item.line or 0)
 
 
@@ -262,7 +261,9 @@ def _whole(
 ) -> list[Finding]:
     """What only the episode as a whole shows: too few frames, action in some of them."""
     found = []
-    if lines < 2:
+    if lines == 0:
+        found.append(finding("empty-episode", path, None, "has no frames"))
+    if lines == 1:
         found.append(finding("one-frame", path, None, "has 1 frame where at least 2 are due"))
     without = [number for number, frame in zip(numbers, frames, strict=True) if "action" not in frame]
     if 0 < len(without) < len(frames):

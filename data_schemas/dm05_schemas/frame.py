@@ -148,7 +148,7 @@ def _check_image(frame: dict[str, object], key: str) -> list[Problem]:
     if kind == "video":
         index = entry.get("frame_idx")
         if type(index) is not int or not 0 <= index < 2**31:
-            given = "missing" if "frame_idx" not in entry else index if type(index) is int else json_kind(index)
+            given = "missing" if "frame_idx" not in entry else str(index) if type(index) is int else json_kind(index)
             found.append(Problem("bad-frame-idx", f"frame_idx of {key} must be a whole number from 0, it is {given}"))
     return found
 
