@@ -235,8 +235,9 @@ def _careful(path: Path, data: bytes, spec: DatasetSpec) -> tuple[list[dict[str,
 
 def _careful_line(line: bytes, spec: DatasetSpec) -> tuple[object, Iterable[tuple[str, str]]]:
     body = line.removesuffix(b"\r")
-    if not body.decode("utf-8", "replace").strip().strip(_BLANK):
-        return None, [("blank-line", "blank line" if not line else "line of white space only")]
+    blank = blank_line(body)
+    if blank:
+        return None, [("blank-line", blank)]
     problems: list[tuple[str, str]] = []
     if len(line) > HUGE_LINE:
         problems.append(("huge-line", f"line of {len(line) / 2**20:.1f} MiB"))
@@ -260,11 +261,7 @@ def _whole(
     path: Path, frames: list[dict[str, Any]], numbers: list[int], lines: int, spec: DatasetSpec
 ) -> list[Finding]:
     """What only the episode as a whole shows: too few frames, action in some of them."""
-    found = []
-    if lines == 0:
-        found.append(finding("empty-episode", path, None, "has no frames"))
-    if lines == 1:
-        found.append(finding("one-frame", path, None, "has 1 frame where at least 2 are due"))
+    found = too_few_frames(path, lines)
     without = [number for number, frame in zip(numbers, frames, strict=True) if "action" not in frame]
     if 0 < len(without) < len(frames):
         detail = f"action in {len(frames) - len(without)} of {len(frames)} frames, not in this one"
@@ -273,6 +270,24 @@ def _whole(
         detail = f"no action, and states of {spec.state_dim} dims cannot stand in for {spec.action_dim}"
         found.append(finding("no-action", path, without[0], detail))
     return found
+
+
+def too_few_frames(path: Path | str, frames: int) -> list[Finding]:
+    """The finding about an episode of no frames or one."""
+    if frames == 0:
+        return [finding("empty-episode", path, None, "has no frames")]
+    if frames == 1:
+        return [finding("one-frame", path, None, "has 1 frame where at least 2 are due")]
+    return []
+
+
+def blank_line(line: bytes) -> str | None:
+    """What to say of a line that is blank or looks blank, None for any other."""
+    if not line:
+        return "blank line"
+    if line[:1] == b"{" or line.decode("utf-8", "replace").strip().strip(_BLANK):
+        return None
+    return "line of white space only"
 
 
 def foreign_encoding(data: bytes) -> str | None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from tqdm import tqdm
 
-Progress = tqdm[Any]
+if TYPE_CHECKING:  # the class takes parameters for type checkers only
+    Progress: TypeAlias = tqdm[Any]
 
 
 def progress(total: int | None, unit: str, desc: str, quiet: bool = False, initial: int = 0) -> Progress:

@@ -1,0 +1,72 @@
+"""Work spread over processes, results in the order of the items."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from itertools import islice
+from typing import TypeVar
+
+from dm05_prep.errors import PrepError
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+_PRELOAD = ["dm05_schemas.episode"]
+
+
+def default_jobs() -> int:
+    """Number of cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def ordered_map(function: Callable[[Item], Result], items: Iterable[Item], jobs: int) -> Iterator[Result]:
+    """``function`` of every item, in order, in up to ``jobs`` processes; at most ``2 * jobs`` results wait in memory.
+
+    With one job nothing is started and the calls are made here. ``function`` must be importable by name.
+
+    Raises:
+        PrepError: a process died, as it does when memory runs out. Errors of ``function`` come through as they are.
+    """
+    if jobs <= 1:
+        yield from map(function, items)
+        return
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(_PRELOAD)
+    pool = ProcessPoolExecutor(jobs, mp_context=context, initializer=_ignore_interrupt)
+    rest = iter(items)
+    try:
+        waiting: deque[Future[Result]] = deque(pool.submit(function, item) for item in islice(rest, 2 * jobs))
+        while waiting:
+            result = waiting.popleft().result()
+            for item in islice(rest, 1):
+                waiting.append(pool.submit(function, item))
+            yield result
+    except BrokenProcessPool as error:
+        raise PrepError("a worker process died, perhaps for lack of memory", fix="Lower --jobs") from error
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)
+
+
+def batches(items: Iterable[Item], weight: Callable[[Item], int], limit: int) -> Iterator[list[Item]]:
+    """Neighbouring items in lists whose weights add up to ``limit`` or a little more."""
+    batch: list[Item] = []
+    total = 0
+    for item in items:
+        batch.append(item)
+        total += weight(item)
+        if total >= limit:
+            yield batch
+            batch, total = [], 0
+    if batch:
+        yield batch
+
+
+def _ignore_interrupt() -> None:
+    """Ctrl-C reaches every process of a terminal; only the first one answers it."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
