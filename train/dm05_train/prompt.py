@@ -60,6 +60,7 @@ class PromptBuilder:
     ) -> None:
         self.model_max_length = model_max_length
         self.pad_token_id = config.pad_token_id
+        self.shows_state = spec.state_in_prompt
         self._path, self._config, self._spec = tokenizer_path, config, spec
         self._tokenizer = _read_tokenizer(tokenizer_path)
         names = (BOS, START_OF_TURN, END_OF_TURN, START_OF_IMAGE, IMAGE, END_OF_IMAGE)
@@ -80,34 +81,40 @@ class PromptBuilder:
         self._warned: set[str] = set()
 
     def build(
-        self, task: str, state_normalised: NDArray[np.float32] | Sequence[float] | None = None
+        self,
+        task: str,
+        state_normalised: NDArray[np.float32] | Sequence[float] | None = None,
+        *,
+        limit: int | None = None,
     ) -> tuple[IntArray, IntArray]:
         """Token ids of one prompt.
 
         Args:
             task: what the robot is to do, as the dataset writes it.
             state_normalised: [S], needed exactly when the dataset shows its state.
+            limit: a shorter limit than model_max_length.
 
         Returns:
-            input_ids [L] and token_type_ids [L] (1 on image tokens), L <= model_max_length.
+            input_ids [L] and token_type_ids [L] (1 on image tokens), L at most the limit.
 
         Raises:
             TrainError: even an empty task does not fit, or the state is missing.
         """
-        if self._spec.state_in_prompt and state_normalised is None:
+        if self.shows_state and state_normalised is None:
             raise TrainError("this dataset shows the state in its prompts, but none was given")
         states = None
-        if self._spec.state_in_prompt:
+        if self.shows_state:
             states = bin_state(np.asarray(state_normalised, dtype=np.float32))
         ids = self._encode(task, states)
-        if len(ids) > self.model_max_length:
-            ids = self._longest_fit(task, states, len(ids))
+        longest = self.model_max_length if limit is None else min(limit, self.model_max_length)
+        if len(ids) > longest:
+            ids = self._longest_fit(task, states, len(ids), longest)
         input_ids = np.asarray(ids, dtype=np.int64)
         return input_ids, (input_ids == self._ids[IMAGE]).astype(np.int64)
 
     def longest(self, tasks: Sequence[str], state_dim: int) -> int:
         """Length of the longest prompt over `tasks`; where the state is shown, over every state the bins can write."""
-        if not self._spec.state_in_prompt:
+        if not self.shows_state:
             return max(len(self.build(task)[0]) for task in tasks)
         # A tokenizer may write some numbers shorter than others, so the longest bin is looked up, not assumed.
         longest = max(range(STATE_BINS + 1), key=lambda number: len(self._encode_text(f" {number}")))
@@ -130,27 +137,26 @@ class PromptBuilder:
             raise TrainError(f"this tokenizer writes {token} in a text as a control token", where=self._path)
         return ids
 
-    def _longest_fit(self, task: str, states: IntArray | None, full: int) -> list[int]:
+    def _longest_fit(self, task: str, states: IntArray | None, full: int, limit: int) -> list[int]:
         """Ids of the longest beginning of `task` that fits."""
-        keep, excess = len(task), full - self.model_max_length
+        keep, excess = len(task), full - limit
         while excess > 0 and keep > 0:
             # One character adds a handful of tokens at most (a rare one is written byte by byte),
             # so an eighth of the excess never jumps over the longest fit.
             keep -= min(keep, max(1, excess // 8))
             ids = self._encode(task[:keep], states)
-            excess = len(ids) - self.model_max_length
+            excess = len(ids) - limit
         if excess > 0:
             raise TrainError(
-                f"a prompt with an empty task has {self.model_max_length + excess} tokens, "
-                f"more than model_max_length {self.model_max_length}",
+                f"a prompt with an empty task has {limit + excess} tokens, more than model_max_length {limit}",
                 fix="Raise --trainer-config.model-max-length",
             )
         if task not in self._warned:
             self._warned.add(task)
             warnings.warn(
-                f"a prompt of {full} tokens is longer than model_max_length {self.model_max_length}: "
+                f"a prompt of {full} tokens is longer than model_max_length {limit}: "
                 f"kept the first {keep} of {len(task)} characters of the task {task[:60]!r}",
-                stacklevel=3,
+                stacklevel=2,
             )
         return ids
 

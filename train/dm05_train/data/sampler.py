@@ -47,6 +47,14 @@ def order(seed: int, samples: int, positions: ArrayLike, *, shuffle: bool = True
     return result
 
 
+def uniform(seed: int, epochs: Int64, sample_ids: Int64, count: int) -> NDArray[np.float64]:
+    """Uniform numbers [B, count] in [0, 1) for samples [B] in epochs [B]: a pure function of its arguments."""
+    key = np.uint64(_mix_int(~seed & _MASK64))
+    base = _finalise(_finalise(sample_ids.astype(np.uint64) + key) ^ (epochs.astype(np.uint64) * np.uint64(_GOLDEN)))
+    steps = np.arange(1, count + 1, dtype=np.uint64) * np.uint64(_GOLDEN)
+    return (_finalise(base[:, None] + steps) >> np.uint64(11)).astype(np.float64) / 2.0**53
+
+
 @dataclass(frozen=True, kw_only=True)
 class Schedule:
     """Who takes which positions: rank r's micro-batch m of a step at p starts at `p + (m * ranks + r) * batch`.
@@ -142,7 +150,10 @@ def _feistel(values: UInt64, bits: int, keys: list[np.uint64]) -> UInt64:
 
 
 def _mix(half: UInt64, key: np.uint64, bits: int) -> UInt64:
-    x = half * np.uint64(_GOLDEN) + key
+    return _finalise(half * np.uint64(_GOLDEN) + key) & np.uint64((1 << bits) - 1)
+
+
+def _finalise(x: UInt64) -> UInt64:
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return (x ^ (x >> np.uint64(31))) & np.uint64((1 << bits) - 1)
+    return x ^ (x >> np.uint64(31))

@@ -1,0 +1,242 @@
+"""The memory-mapped form of a dataset: what it holds and how it is checked.
+
+::
+
+    libero_pi0_all/pack/
+      pack.json            this module's PackInfo: version, counts, prompts, cameras, episodes, blobs, fingerprints
+      frames.arrow         Arrow IPC file, uncompressed, one row a frame, episodes one after the other:
+                             episode int32, frame int32, prompt int32 (numbers into the lists of pack.json)
+                             state float32[S]; target float32[A]: the action, or the following state where an episode
+                               has no actions
+                             one struct a camera, named by its key:
+                               blobs: blob int32, offset int64, length int32, crc32 uint32 (of the encoded bytes)
+                               files: url string, frame_idx int32 (-1 for an image)
+      images-00000.bin     blobs: encoded images back to back; or the tar parts themselves, wherever they are
+    libero_pi0_all/.frames/
+      pack.json, frames.arrow   the same with images as files: what training keeps of a jsonl folder
+
+An image that reaches past the end of its blob goes on at the start of the next one (a tar cut into parts). Both folders
+are written under a temporary name and renamed, so a folder of that name is complete.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import orjson
+import pyarrow as pa
+
+from dm05_schemas import strict_json
+from dm05_schemas.errors import DataError
+from dm05_schemas.files import replace_file
+from dm05_schemas.registry import DatasetSpec
+
+FORMAT, VERSION = "dm05-pack", 1
+PACK_DIR, FRAMES_DIR = "pack", ".frames"
+INFO_NAME, FRAMES_NAME = "pack.json", "frames.arrow"
+
+ImageStore = Literal["blobs", "files"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class FileRecord:
+    """A file the pack needs: path relative to the pack's folder (or absolute) and size in bytes."""
+
+    path: str
+    bytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fingerprint:
+    """Of the jsonl folder: `quick` over names, sizes and modification times, `content` over names and bytes."""
+
+    quick: str
+    content: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class PackInfo:
+    """pack.json; see the module's text."""
+
+    dataset: str
+    images: ImageStore
+    state_dim: int
+    action_dim: int
+    cameras: tuple[str, ...]
+    prompts: tuple[str, ...]
+    episodes: tuple[str, ...]
+    episode_frames: tuple[int, ...]
+    frames_file: FileRecord
+    frames_crc32: int
+    blobs: tuple[FileRecord, ...]
+    largest_image_bytes: int
+    """Decoded size of the largest image, H x W x 3; 0 when not known."""
+    source: Fingerprint
+    rebuild: str
+    """The command that writes this pack again."""
+    tool_version: str
+
+    @property
+    def frames(self) -> int:
+        """Number of rows of frames.arrow."""
+        return sum(self.episode_frames)
+
+
+def arrow_schema(info: PackInfo | DatasetSpec, images: ImageStore) -> pa.Schema:
+    """The schema of frames.arrow for a dataset (or as its pack says)."""
+    cameras = info.cameras if isinstance(info, PackInfo) else info.image_keys
+    camera = pa.struct(
+        [("blob", pa.int32()), ("offset", pa.int64()), ("length", pa.int32()), ("crc32", pa.uint32())]
+        if images == "blobs"
+        else [("url", pa.string()), ("frame_idx", pa.int32())]
+    )
+    numbers = [pa.field(name, pa.int32(), nullable=False) for name in ("episode", "frame", "prompt")]
+    vectors = [
+        pa.field(name, pa.list_(pa.field("item", pa.float32(), nullable=False), dims), nullable=False)
+        for name, dims in (("state", info.state_dim), ("target", info.action_dim))
+    ]
+    return pa.schema([*numbers, *vectors, *(pa.field(key, camera, nullable=False) for key in cameras)])
+
+
+def write_info(folder: Path, info: PackInfo) -> Path:
+    """Write pack.json into ``folder``."""
+    document = {"format": FORMAT, "version": VERSION, **asdict(info)}
+    path = folder / INFO_NAME
+    replace_file(path, orjson.dumps(document, option=orjson.OPT_INDENT_2) + b"\n")
+    return path
+
+
+def read_info(folder: Path) -> PackInfo:
+    """pack.json of ``folder``.
+
+    Raises:
+        DataError: missing, no pack, of another version, or with fields that do not fit together.
+    """
+    path = folder / INFO_NAME
+    rebuild = "Run dm05-prep pack --force"
+    try:
+        document = strict_json.read_object(path)
+    except OSError as error:
+        raise DataError(f"cannot read the pack: {error.strerror or error}", where=path, fix=rebuild) from error
+    if document.pop("format", None) != FORMAT:
+        raise DataError("is not the description of a pack", where=path, fix=rebuild)
+    version = document.pop("version", None)
+    if version != VERSION:
+        raise DataError(f"is of version {version}, this program reads version {VERSION}", where=path, fix=rebuild)
+    try:
+        info = _from_document(document)
+    except (KeyError, TypeError, ValueError) as error:
+        what = f"lacks {error}" if isinstance(error, KeyError) else f"does not hold what it should: {error}"
+        raise DataError(what, where=path, fix=rebuild) from error
+    return info
+
+
+def _from_document(document: Mapping[str, Any]) -> PackInfo:
+    values: dict[str, Any] = dict(document)
+    for name in ("cameras", "prompts", "episodes"):
+        values[name] = tuple(_each(values[name], str, name))
+    values["episode_frames"] = tuple(_each(values["episode_frames"], int, "episode_frames"))
+    values["blobs"] = tuple(_record(item) for item in values["blobs"])
+    values["frames_file"] = _record(values["frames_file"])
+    values["source"] = Fingerprint(**{key: _is(str, text, key) for key, text in values["source"].items()})
+    for name in ("state_dim", "action_dim", "frames_crc32", "largest_image_bytes"):
+        _is(int, values[name], name)
+    for name in ("dataset", "images", "rebuild", "tool_version"):
+        _is(str, values[name], name)
+    info = PackInfo(**values)
+    if info.images not in get_args(ImageStore):
+        raise ValueError(f"images is {info.images!r}")
+    if len(info.episodes) != len(info.episode_frames) or min(info.episode_frames, default=0) < 2:
+        raise ValueError("episodes and episode_frames do not fit together")
+    if min(info.state_dim, info.action_dim, len(info.cameras), len(info.prompts)) < 1:
+        raise ValueError("a count is 0")
+    return info
+
+
+def _record(value: Mapping[str, Any]) -> FileRecord:
+    record = FileRecord(**value)
+    _is(str, record.path, "path")
+    _is(int, record.bytes, "bytes")
+    return record
+
+
+def _is(kind: type, value: Any, name: str) -> Any:
+    if type(value) is not kind or (type(value) is int and value < 0):
+        raise ValueError(f"{name} is {value!r}")
+    return value
+
+
+def _each(values: Any, kind: type, name: str) -> list[Any]:
+    return [_is(kind, value, name) for value in _is(list, values, name)]
+
+
+def blob_path(folder: Path, record: FileRecord) -> Path:
+    """Where a blob lies; ``folder`` is the pack's."""
+    return Path(os.path.normpath(folder / record.path))
+
+
+def check_files(folder: Path, info: PackInfo) -> None:
+    """That every file of the pack is there with the size it was written with.
+
+    Raises:
+        DataError: missing, cut short or grown; the text says how to rebuild.
+    """
+    for record in (info.frames_file, *info.blobs):
+        path = blob_path(folder, record)
+        try:
+            size = path.stat().st_size
+        except OSError as error:
+            raise DataError(f"part of the pack, {error.strerror or error}", where=path, fix=info.rebuild) from error
+        if size != record.bytes:
+            what = f"part of the pack, has {size:,} bytes where {record.bytes:,} were written"
+            raise DataError(what, where=path, fix=info.rebuild)
+
+
+def check_matches(folder: Path, info: PackInfo, spec: DatasetSpec) -> None:
+    """That the pack is of this dataset, as the registry has it now.
+
+    Raises:
+        DataError: another dataset, other cameras or other dims.
+    """
+    held = (info.dataset, info.cameras, info.state_dim, info.action_dim)
+    due = (spec.name, spec.image_keys, spec.state_dim, spec.action_dim)
+    for name, has, needs in zip(("dataset", "cameras", "state dims", "action dims"), held, due, strict=True):
+        if has != needs:
+            raise DataError(f"was packed with {name} {has}, now it is {needs}", where=folder, fix=info.rebuild)
+
+
+def episode_files(jsonl: Path) -> list[Path]:
+    """The episode files of a jsonl folder, in the order of their relative paths."""
+    return sorted((path for path in jsonl.rglob("*.jsonl") if path.is_file()), key=lambda p: p.relative_to(jsonl).parts)
+
+
+def quick_fingerprint(jsonl: Path, files: list[Path]) -> str:
+    """Digest of names, sizes and modification times."""
+    digest = hashlib.sha256()
+    for path in files:
+        stat = path.stat()
+        digest.update(f"{path.relative_to(jsonl).as_posix()}\0{stat.st_size}\0{stat.st_mtime_ns}\n".encode())
+    return digest.hexdigest()
+
+
+def content_fingerprint(jsonl: Path, files: list[Path]) -> str:
+    """Digest of names and contents; equal for a copy whose modification times were not kept."""
+    digest = hashlib.sha256()
+    for path in files:
+        data = path.read_bytes()
+        digest.update(f"{path.relative_to(jsonl).as_posix()}\0{len(data)}\n".encode())
+        digest.update(data)
+    return digest.hexdigest()
+
+
+def is_current(info: PackInfo, jsonl: Path) -> bool:
+    """Whether the jsonl folder is still what the pack was made from; contents are read only if file times moved."""
+    files = episode_files(jsonl)
+    return (
+        quick_fingerprint(jsonl, files) == info.source.quick or content_fingerprint(jsonl, files) == info.source.content
+    )

@@ -1,0 +1,91 @@
+"""Single frames of a video file, exactly the n-th one shown, with PyAV (the ``video`` extra)."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dm05_schemas.errors import DataError
+
+OPEN_FILES = 8
+
+
+class VideoReader:
+    """Reads frames by number from any number of files, of which it keeps the last few open."""
+
+    def __init__(self) -> None:
+        self._open: OrderedDict[Path, _Video] = OrderedDict()
+
+    def read(self, path: Path, frame: int, where: str) -> NDArray[np.uint8]:
+        """Frame number ``frame`` (from 0, in the order they are shown): uint8 [H, W, 3], RGB.
+
+        Raises:
+            DataError: PyAV is not installed, the file is missing or broken, or has fewer frames; ``where`` names it.
+        """
+        av = _pyav(where)
+        try:
+            video = self._open.pop(path, None) or _Video(path, av)
+            self._open[path] = video
+            while len(self._open) > OPEN_FILES:
+                self._open.popitem(last=False)[1].close()
+            if frame >= len(video):
+                raise DataError(f"has {len(video)} frames, frame_idx {frame} is not there", where=where)
+            return video.frame(frame)
+        except (OSError, ValueError, av.FFmpegError) as error:
+            self._open.pop(path, None)
+            raise DataError(f"cannot read the video: {error}", where=where) from error
+
+    def close(self) -> None:
+        """Close the files."""
+        while self._open:
+            self._open.popitem()[1].close()
+
+
+class _Video:
+    """One open file. The times at which its frames are shown are listed when it is opened, without decoding."""
+
+    def __init__(self, path: Path, av: Any) -> None:
+        self._container = av.open(str(path))
+        self._stream = self._container.streams.video[0] if self._container.streams.video else None
+        if self._stream is None:
+            raise ValueError("no video stream")
+        self._stream.codec_context.thread_count = 1
+        packets = self._container.demux(self._stream)
+        self._times = sorted(p.pts for p in packets if p.pts is not None and p.size and not p.is_discard)
+        self._next: Any = None
+        self._decoded: Any = None
+
+    def __len__(self) -> int:
+        return len(self._times)
+
+    def frame(self, number: int) -> NDArray[np.uint8]:
+        """Decode frame ``number``, from the last key frame on unless it is the next one."""
+        if self._next != number:
+            self._container.seek(self._times[number], stream=self._stream, backward=True)
+            self._decoded = self._container.decode(self._stream)
+        for picture in self._decoded:
+            if picture.pts == self._times[number]:
+                self._next = number + 1
+                pixels: NDArray[np.uint8] = picture.to_ndarray(format="rgb24")
+                return pixels
+            if picture.pts is not None and picture.pts > self._times[number]:
+                break
+        self._next = None
+        raise ValueError(f"frame {number} cannot be decoded")
+
+    def close(self) -> None:
+        self._container.close()
+
+
+def _pyav(where: str) -> Any:
+    try:
+        import av
+    except ImportError as error:
+        raise DataError(
+            "is a video, and PyAV is not installed", where=where, fix="Run pip install 'dm05[video]'"
+        ) from error
+    return av

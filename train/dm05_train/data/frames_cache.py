@@ -1,0 +1,99 @@
+"""The frame table of a jsonl folder: parsed once, then opened like a pack.
+
+`libero_pi0_all/.frames/` (see `dm05_schemas.pack`) is derived: it is written when it is missing or the jsonl files have
+changed, and can be deleted at any time. Where the dataset folder cannot be written it lies in the user's cache folder.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from dm05_schemas.episode import read_episode
+from dm05_schemas.errors import DataError
+from dm05_schemas.pack import (
+    FRAMES_DIR,
+    Fingerprint,
+    PackInfo,
+    check_files,
+    check_matches,
+    content_fingerprint,
+    episode_files,
+    is_current,
+    quick_fingerprint,
+    read_info,
+)
+from dm05_schemas.pack_writer import PackWriter, file_columns, replaced_folder
+from dm05_schemas.registry import DatasetSpec
+from dm05_schemas.workspace import Workspace
+
+
+def frames_of(workspace: Workspace, spec: DatasetSpec) -> tuple[Path, PackInfo]:
+    """The folder of a jsonl dataset's frame table and its pack.json, made first where needed.
+
+    Several ranks may call this at once: one writes, the others wait.
+
+    Raises:
+        DataError: no jsonl folder, no episodes, or a frame that breaks the contract (with file and line).
+    """
+    jsonl = spec.jsonl(workspace)
+    if not jsonl.is_dir():
+        fix = f"Run dm05-prep dataset --subset {spec.name}"
+        raise DataError(f"dataset {spec.name} is not in this workspace", where=jsonl, fix=fix)
+    places = [spec.root(workspace) / FRAMES_DIR, _cache_folder(jsonl)]
+    with _one_at_a_time(jsonl):
+        for folder in places:
+            info = _usable(folder, spec, jsonl)
+            if info is not None:
+                return folder, info
+        for folder in places:
+            try:
+                return folder, _write(folder, spec, jsonl)
+            except OSError as error:
+                problem = error
+    raise DataError(f"the frame table cannot be written: {problem.strerror or problem}", where=places[-1])
+
+
+def _cache_folder(jsonl: Path) -> Path:
+    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return base / "dm05" / f"frames-{hashlib.sha256(str(jsonl.resolve()).encode()).hexdigest()[:16]}"
+
+
+def _usable(folder: Path, spec: DatasetSpec, jsonl: Path) -> PackInfo | None:
+    try:
+        info = read_info(folder)
+        check_matches(folder, info, spec)
+        check_files(folder, info)
+    except DataError:
+        return None
+    return info if is_current(info, jsonl) else None
+
+
+def _write(folder: Path, spec: DatasetSpec, jsonl: Path) -> PackInfo:
+    files = episode_files(jsonl)
+    if not files:
+        raise DataError("holds no episodes", where=jsonl, fix=f"Run dm05-prep dataset --subset {spec.name}")
+    source = Fingerprint(quick=quick_fingerprint(jsonl, files), content=content_fingerprint(jsonl, files))
+    with replaced_folder(folder) as new, PackWriter(new, spec, "files") as writer:
+        for path in files:
+            episode = read_episode(path, spec)
+            writer.add(path.relative_to(jsonl).as_posix(), episode, file_columns(episode))
+        return writer.finish(source=source, rebuild=f"Delete {folder} and start again: it is written anew")
+
+
+@contextmanager
+def _one_at_a_time(folder: Path) -> Iterator[None]:
+    """Hold the folder's lock, where its file system has locks."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        except OSError:
+            pass
+        yield
+    finally:
+        os.close(handle)
