@@ -31,6 +31,9 @@ HUGE_LINE = 1 << 20
 _BOM = b"\xef\xbb\xbf"
 _BLANK = " \t\r\n\v\f\0\u200b\u2060\ufeff"
 _VIEW_TYPES = frozenset({"image", "video"})
+# Keys whose values hold no colons once they are known to be acceptable, or whose colons are counted apart.
+_VIEW_KEYS = frozenset({"type", "frame_idx"})
+_FRAME_KEYS = frozenset({"state", "action", "prompt", "is_robot"})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,17 +95,17 @@ def scan_episode(path: Path, spec: DatasetSpec, *, data: bytes | None = None) ->
         except OSError as error:
             return None, [finding("unreadable", path, None, f"cannot be read: {error.strerror or error}")]
     try:
-        return _assemble(path, _plain_frames(data), spec), []
+        return _assemble(path, _plain_frames(data), spec, data.count(b":")), []
     except _Odd:
         pass
     frames, findings = _careful(path, data, spec)
     if any(found.severity == "error" for found in findings):
         return None, findings
-    return _assemble(path, frames, spec, warned=True), findings
+    return _assemble(path, frames, spec), findings
 
 
 def _plain_frames(data: bytes) -> list[dict[str, Any]]:
-    """The parsed lines of a file in which nothing is odd; keys that stand twice are ruled out by counting colons."""
+    """The parsed lines of a file whose text has nothing odd."""
     if not data.endswith(b"\n") or b"\r" in data or b"\\u003" in data:
         raise _Odd
     lines = data[:-1].split(b"\n")
@@ -114,57 +117,66 @@ def _plain_frames(data: bytes) -> list[dict[str, Any]]:
         raise _Odd from None
     if set(map(type, frames)) != {dict}:
         raise _Odd
-    # Every key is followed by one colon and orjson keeps one of a pair of equal keys, so only a text without doubles
-    # has exactly as many colons as its keys and strings account for (escaped colons were ruled out above).
-    if data.count(b":") != sum(map(_colons, frames)):
-        raise _Odd
     return frames
 
 
-def _colons(value: Any) -> int:
-    """Colons in the text of a JSON value without doubled keys."""
-    kind = type(value)
-    if kind is str:
-        count: int = value.count(":")
-        return count
-    if kind is dict:
-        total = len(value)
-        for key, item in value.items():
-            total += key.count(":")
-            if type(item) in (str, dict, list):
-                total += _colons(item)
-        return total
-    if kind is list and not set(map(type, value)) <= {float, int}:
-        return sum(map(_colons, value))
-    return 0
+def _assemble(path: Path, frames: list[dict[str, Any]], spec: DatasetSpec, colons: int | None = None) -> Episode:
+    """Arrays of acceptable frames; _Odd when :func:`check_frame` would have something to say.
 
-
-def _assemble(path: Path, frames: list[dict[str, Any]], spec: DatasetSpec, warned: bool = False) -> Episode:
-    """Arrays of acceptable frames; anything that :func:`check_frame` would object to raises _Odd."""
+    ``colons`` is their number in the file: every key is followed by one, and orjson keeps one of two equal keys, so a
+    text has as many colons as its keys and strings account for only when no key stands twice (an escaped colon was
+    ruled out before). None when the lines were already looked at one by one.
+    """
     try:
         has_action = {"action" in frame for frame in frames}
         if len(has_action) != 1 or (has_action == {False} and spec.action_dim != spec.state_dim):
             raise _Odd
         prompts: dict[str, int] = {}
-        prompt_ids = [prompts.setdefault(frame["prompt"], len(prompts)) for frame in frames]
-        if set(map(type, prompts)) != {str} or not (warned or not any(map(prompt_problems, prompts))):
-            raise _Odd
+        prompt_ids = np.array([prompts.setdefault(frame["prompt"], len(prompts)) for frame in frames], dtype=np.int32)
         is_robot = [frame.get("is_robot", True) for frame in frames]
-        if set(map(type, is_robot)) != {bool}:
+        if set(map(type, prompts)) != {str} or set(map(type, is_robot)) != {bool}:
             raise _Odd
-        views = [_view([frame[key] for frame in frames]) for key in spec.image_keys]
+        entries = {key: [frame[key] for frame in frames] for key in spec.image_keys}
+        views = [_view(column) for column in entries.values()]
+        if colons is not None:
+            if any(map(prompt_problems, prompts)):
+                raise _Odd
+            expected = sum(_colons_of(column, _VIEW_KEYS) for column in entries.values())
+            expected += _colons_of(frames, _FRAME_KEYS.union(entries))
+            expected += int(np.array([prompt.count(":") for prompt in prompts])[prompt_ids].sum())
+            if colons != expected:
+                raise _Odd
         return Episode(
             path=path,
             state=_matrix([frame["state"] for frame in frames], spec.state_dim),
             action=_matrix([frame["action"] for frame in frames], spec.action_dim) if has_action == {True} else None,
             prompts=list(prompts),
-            prompt_ids=np.array(prompt_ids, dtype=np.int32),
+            prompt_ids=prompt_ids,
             urls=[list(urls) for urls in zip(*(urls for urls, _ in views), strict=True)],
             frame_idx=np.array([index for _, index in views], dtype=np.int32).T.copy(),
             is_robot=np.array(is_robot, dtype=np.bool_),
         )
     except (KeyError, TypeError, AttributeError):
         raise _Odd from None
+
+
+def _colons_of(objects: list[dict[str, Any]], plain: frozenset[str]) -> int:
+    """Colons in the text of objects without doubled keys, those inside the values of ``plain`` keys left out."""
+    total = sum(map(len, objects))
+    for key in set(chain.from_iterable(objects)) - plain:
+        held = [item[key] for item in objects if key in item]
+        total += key.count(":") * len(held) + sum(map(_colons, held))
+    return total
+
+
+def _colons(value: Any) -> int:
+    """Colons in the text of a JSON value without doubled keys."""
+    if isinstance(value, str):
+        return value.count(":")
+    if isinstance(value, list):
+        return sum(map(_colons, value))
+    inner: dict[str, Any] = value if isinstance(value, dict) else {}
+    return len(inner) + sum(key.count(":") + _colons(item) for key, item in inner.items())
 
 
 def _matrix(vectors: list[Any], dims: int) -> NDArray[np.float32]:

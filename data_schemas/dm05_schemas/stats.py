@@ -13,10 +13,10 @@ The digest is of the dataset's name, the chunk size and the action mode, so one 
 from __future__ import annotations
 
 import hashlib
+import math
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -30,10 +30,13 @@ from dm05_schemas import strict_json
 from dm05_schemas.errors import DataError
 from dm05_schemas.files import replace_file
 from dm05_schemas.registry import ACTION_MODES
+from dm05_schemas.sample import RANGE_EPS
+from dm05_schemas.version import tool_version as tool_version
 
 Float64 = NDArray[np.float64]
 
 FORMAT = "1"
+NARROW_REACH = 10
 KEYS = ("state", "action")
 JSON_FIELDS = ("mean", "std", "q01", "q99")
 FIELDS = (*JSON_FIELDS, "min", "max")
@@ -74,11 +77,6 @@ class NormStats:
     tool_version: str
 
 
-def tool_version() -> str:
-    """The version of this distribution, as statistics and packs record it."""
-    return metadata.version("dm05")
-
-
 def stats_stem(dataset: str, chunk_size: int, action_mode: str) -> str:
     """File name without suffix: ``libero_pi0_all_3577e2559f079b3e``."""
     steps = f"BuildActionChunk(action_horizon={chunk_size})"
@@ -86,6 +84,38 @@ def stats_stem(dataset: str, chunk_size: int, action_mode: str) -> str:
         steps += ", ActionRelative(non_delta_ids=['gripper'])"
     digest = hashlib.sha256(f"{dataset}|BuildAction(Pipeline([{steps}]))".encode()).hexdigest()
     return f"{dataset}_{digest[:16]}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class NarrowDim:
+    """A dim whose quantiles lie so close together that values outside them become huge when normalised."""
+
+    key: str
+    dim: int
+    gap: float
+    reach: float
+
+    @property
+    def text(self) -> str:
+        """``action[3]: q99 - q01 is 1.2e-05, so that values reach 57 when normalised``."""
+        if not math.isfinite(self.reach):
+            return f"{self.key}[{self.dim}]: q01 and q99 are 0, so that it always trains as 0 though it moves"
+        name = f"{self.key}[{self.dim}]"
+        return f"{name}: q99 - q01 is {self.gap:.2g}, so that values reach {self.reach:.3g} when normalised"
+
+
+def narrow_dims(stats: NormStats) -> list[NarrowDim]:
+    """Dims with values that would exceed 10 after normalisation without the clip (needs min and max)."""
+    found = []
+    for key, vector in (("state", stats.state), ("action", stats.action)):
+        gap = vector.q99 - vector.q01
+        scale = 2 / (gap + float(RANGE_EPS))
+        reach = np.maximum((vector.max - vector.q01) * scale - 1, 1 - (vector.min - vector.q01) * scale)
+        dead = (vector.q01 == 0) & (vector.q99 == 0)
+        reach = np.where(dead, np.where((vector.min != 0) | (vector.max != 0), np.inf, 0), reach)
+        for dim in np.flatnonzero(reach > NARROW_REACH):
+            found.append(NarrowDim(key=key, dim=int(dim), gap=float(gap[dim]), reach=float(reach[dim])))
+    return found
 
 
 def compute_command(root: Path, dataset: str, chunk_size: int, action_mode: str) -> str:

@@ -21,7 +21,7 @@ from dm05_schemas.index import (
     read_index,
 )
 from dm05_schemas.registry import DatasetSpec, lookup
-from dm05_schemas.stats import tool_version
+from dm05_schemas.version import tool_version
 from dm05_schemas.workspace import Workspace
 
 from dm05_prep.console import progress as progress_bar

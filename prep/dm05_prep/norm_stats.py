@@ -1,0 +1,258 @@
+"""``dm05-prep norm-stats``: exact normalisation statistics from vectors alone (files: :mod:`dm05_schemas.stats`).
+
+Episodes are parsed once, by all cores; their vectors go to a temporary file as columns (60 bytes a LIBERO frame, under
+$TMPDIR), and each column is then summarised from there. No chunk is ever built in absolute mode: a frame weighs as
+often as chunks hold it. Memory does not grow with the dataset.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import crc32c
+import numpy as np
+from dm05_schemas.episode import scan_episode
+from dm05_schemas.errors import DataError, UsageError
+from dm05_schemas.index import index_path, read_index
+from dm05_schemas.registry import DatasetSpec, lookup
+from dm05_schemas.stats import (
+    FIELDS,
+    NormStats,
+    VectorStats,
+    narrow_dims,
+    read_stats,
+    stats_stem,
+    write_stats,
+)
+from dm05_schemas.version import tool_version
+from dm05_schemas.workspace import Workspace
+from numpy.typing import NDArray
+
+from dm05_prep.columns import Batch, Column, Summary, summarise
+from dm05_prep.console import progress as progress_bar
+from dm05_prep.console import say, warn
+from dm05_prep.index import build_index
+from dm05_prep.parallel import batches, default_jobs, ordered_map
+
+_BATCH_BYTES = 1 << 25
+# Starting processes takes longer than parsing less than this much.
+_PARALLEL_BYTES = 1 << 24
+
+
+@dataclass(frozen=True, kw_only=True)
+class StatsResult:
+    """The pair of files; ``computed`` is False when the one on disk was already right."""
+
+    parquet: Path
+    json: Path
+    stats: NormStats
+    computed: bool
+
+
+class _Task(NamedTuple):
+    paths: Sequence[Path]
+    checksums: Sequence[int | None]
+    spec: DatasetSpec
+
+
+class _Vectors(NamedTuple):
+    """The columns of one batch: float32 [S, R] and [A, R]."""
+
+    state: NDArray[np.float32]
+    target: NDArray[np.float32]
+    lengths: NDArray[np.int64]
+    from_states: NDArray[np.bool_]
+
+
+def compute(
+    workspace: Workspace,
+    spec: DatasetSpec,
+    chunk_size: int,
+    action_mode: str,
+    *,
+    out: Path | None = None,
+    jobs: int | None = None,
+    force: bool = False,
+    progress: bool = False,
+) -> StatsResult:
+    """Statistics of every sample of a dataset, written unless those on disk are of the same data.
+
+    The index is brought up to date first. Any number of jobs gives the same bytes.
+
+    Args:
+        workspace: where the dataset lies.
+        spec: the dataset.
+        chunk_size: H, 1 or more.
+        action_mode: "absolute" or "relative".
+        out: folder to write to, the workspace's norm_stats when None.
+        jobs: processes, all cores when None.
+        force: compute even if the files on disk are right.
+        progress: show bars.
+
+    Raises:
+        DataError: the first unacceptable frame, with file and line, or relative mode for dims that differ.
+    """
+    if chunk_size < 1:
+        raise DataError(f"chunk size must be 1 or more, not {chunk_size}")
+    if action_mode == "relative" and spec.state_dim != spec.action_dim:
+        dims = f"{spec.action_dim} action and {spec.state_dim} state dims"
+        raise DataError(f"relative mode needs as many of both, {spec.name} has {dims}", fix="Use absolute mode")
+    folder = out if out is not None else workspace.norm_stats_dir
+    fingerprint = build_index(workspace, spec, jobs=jobs, progress=progress).fingerprint
+    held = None if force else _current(folder, spec.name, chunk_size, action_mode, fingerprint)
+    if held is not None:
+        return held
+    with tempfile.TemporaryDirectory(prefix="dm05-columns-") as temporary:
+        file = Path(temporary) / "columns.f32"
+        parts = _spill(workspace, spec, file, jobs or default_jobs(), progress)
+        columns = _columns(spec, file, parts, chunk_size, action_mode)
+        work = 2 * len(columns) * sum(part.rows for part in parts)
+        work *= chunk_size if action_mode == "relative" else 1
+        workers = (jobs or default_jobs()) if work > 5e7 else 1
+        with progress_bar(len(columns), "dims", "statistics", quiet=not progress) as bar:
+            summaries = []
+            for summary in ordered_map(summarise, columns, workers):
+                summaries.append(summary)
+                bar.update()
+    stats = NormStats(
+        dataset=spec.name,
+        chunk_size=chunk_size,
+        action_mode=action_mode,
+        state=_vector(summaries[: spec.state_dim]),
+        action=_vector(summaries[spec.state_dim :]),
+        source_fingerprint=fingerprint,
+        tool_version=tool_version(),
+    )
+    parquet, json = write_stats(folder, stats)
+    return StatsResult(parquet=parquet, json=json, stats=stats, computed=True)
+
+
+def _current(folder: Path, dataset: str, chunk_size: int, action_mode: str, fingerprint: str) -> StatsResult | None:
+    """The pair on disk when both files are whole and of this data."""
+    stem = stats_stem(dataset, chunk_size, action_mode)
+    parquet, json = folder / f"{stem}.parquet", folder / f"{stem}.json"
+    try:
+        stats, plain = read_stats(parquet), read_stats(json)
+    except (DataError, OSError):
+        return None
+    if stats.source_fingerprint != fingerprint or not np.array_equal(stats.action.q99, plain.action.q99):
+        return None
+    return StatsResult(parquet=parquet, json=json, stats=stats, computed=False)
+
+
+def _spill(workspace: Workspace, spec: DatasetSpec, file: Path, jobs: int, progress: bool) -> list[Batch]:
+    """Parse every episode and write its vectors to ``file``."""
+    index = read_index(index_path(workspace, spec), workspace, spec)
+    sizes = {name: entry.size or 0 for name, entry in index.entries.items()}
+    tasks = [
+        _Task([index.jsonl / name for name in names], [index.entries[name].crc32c for name in names], spec)
+        for names in batches(sizes, sizes.__getitem__, _BATCH_BYTES)
+    ]
+    total = sum(sizes.values())
+    weights = [sum(sizes[path.relative_to(index.jsonl).as_posix()] for path in task.paths) for task in tasks]
+    parts = []
+    offset = 0
+    with file.open("wb") as sink, progress_bar(total, "B", "episodes", quiet=not progress) as bar:
+        results = ordered_map(_read_vectors, tasks, jobs if total > _PARALLEL_BYTES else 1)
+        for weight, vectors in zip(weights, results, strict=True):
+            parts.append(Batch(offset=offset, lengths=vectors.lengths, from_states=vectors.from_states))
+            for matrix in (vectors.state, vectors.target):
+                sink.write(matrix.data)
+                offset += matrix.nbytes
+            bar.update(weight)
+    return parts
+
+
+def _read_vectors(task: _Task) -> _Vectors:
+    states, targets, lengths, from_states = [], [], [], []
+    for path, checksum in zip(task.paths, task.checksums, strict=True):
+        data = path.read_bytes()
+        if checksum is not None and crc32c.crc32c(data) != checksum:
+            raise DataError("changed while the statistics were computed", where=path, fix="Run the command again")
+        episode, findings = scan_episode(path, task.spec, data=data)
+        if episode is None:
+            raise next(found for found in findings if found.severity == "error").error()
+        states.append(episode.state)
+        targets.append(episode.targets)
+        lengths.append(len(episode))
+        from_states.append(episode.action is None)
+    return _Vectors(
+        np.ascontiguousarray(np.concatenate(states).T),
+        np.ascontiguousarray(np.concatenate(targets).T),
+        np.array(lengths, dtype=np.int64),
+        np.array(from_states, dtype=np.bool_),
+    )
+
+
+def _columns(spec: DatasetSpec, file: Path, parts: Sequence[Batch], chunk_size: int, action_mode: str) -> list[Column]:
+    """Every state dim, then every action dim."""
+
+    def column(state: int | None, target: int | None, relative: bool) -> Column:
+        return Column(
+            file=file, batches=parts, state=state, target=target, relative=relative, chunk_size=chunk_size
+        )  # fmt: skip
+
+    states = [column(dim, None, False) for dim in range(spec.state_dim)]
+    moving = set(range(spec.action_dim)) - set(spec.gripper_dims) if action_mode == "relative" else set()
+    return states + [
+        column(dim if dim in moving else None, spec.state_dim + dim, dim in moving) for dim in range(spec.action_dim)
+    ]
+
+
+def _vector(summaries: Sequence[Summary]) -> VectorStats:
+    arrays = {name: np.array([getattr(summary, name) for summary in summaries], dtype=np.float64) for name in FIELDS}
+    return VectorStats(**arrays, count=summaries[0].count)
+
+
+@dataclass(frozen=True, kw_only=True)
+class NormStatsCommand:
+    """Compute the normalisation statistics of a dataset, exactly, for one chunk size and action mode.
+
+    Writes a parquet (with where it comes from) and the JSON that the public code reads. Only vectors are read; no
+    image needs to be there. Runs again only when the data changed.
+
+    Examples:
+      dm05-prep norm-stats
+      dm05-prep norm-stats --chunk-size 50 --action-mode relative --dataset-name my_robot
+    """
+
+    dataset_name: str = "libero_pi0_all"
+    """Name of the dataset (dm05-prep datasets lists them)."""
+    chunk_size: int = 10
+    """Number of actions in a chunk."""
+    action_mode: str | None = None
+    """absolute or relative (default: the dataset's own)."""
+    out: Path | None = None
+    """Folder to write to (default: norm_stats in the workspace)."""
+    force: bool = False
+    """Compute even when the files are current."""
+    jobs: int | None = None
+    """Processes (default: all cores)."""
+    workspace: Path | None = None
+    """Workspace folder (default: $WORKSPACE_DIR, else the current folder)."""
+    quiet: bool = False
+    """No progress bar, no lines but errors."""
+
+    def run(self) -> None:
+        """Do it."""
+        workspace = Workspace.resolve(self.workspace)
+        spec = lookup(self.dataset_name, workspace)
+        mode = self.action_mode or spec.action_mode
+        if mode not in ("absolute", "relative"):
+            raise UsageError(f"--action-mode must be absolute or relative, not {mode!r}")
+        if self.chunk_size < 1:
+            raise UsageError(f"--chunk-size must be 1 or more, not {self.chunk_size}")
+        result = compute(
+            workspace, spec, self.chunk_size, mode, out=self.out, jobs=self.jobs, force=self.force,
+            progress=not self.quiet,
+        )  # fmt: skip
+        for narrow in narrow_dims(result.stats):
+            warn(narrow.text)
+        if not self.quiet:
+            state = "written" if result.computed else "already current"
+            count = result.stats.state.count
+            say(f"norm-stats {count:,} samples, chunk size {self.chunk_size}, {mode}, {state}: {result.json}")
