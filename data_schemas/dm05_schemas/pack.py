@@ -3,7 +3,7 @@
 ::
 
     libero_pi0_all/pack/
-      pack.json            this module's PackInfo: version, counts, prompts, cameras, episodes, blobs, fingerprints
+      pack.json            this module's PackInfo: version, counts, prompts, cameras, episodes, blobs, fingerprint
       frames.arrow         Arrow IPC file, uncompressed, one row a frame, episodes one after the other:
                              episode int32, frame int32, prompt int32 (numbers into the lists of pack.json)
                              state float32[S]; target float32[A]: the action, or the following state where an episode
@@ -21,7 +21,6 @@ are written under a temporary name and renamed, so a folder of that name is comp
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -52,14 +51,6 @@ class FileRecord:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Fingerprint:
-    """Of the jsonl folder: `quick` over names, sizes and modification times, `content` over names and bytes."""
-
-    quick: str
-    content: str
-
-
-@dataclass(frozen=True, kw_only=True)
 class PackInfo:
     """pack.json; see the module's text."""
 
@@ -76,7 +67,8 @@ class PackInfo:
     blobs: tuple[FileRecord, ...]
     largest_image_bytes: int
     """Decoded size of the largest image, H x W x 3; 0 when not known."""
-    source: Fingerprint
+    source: str
+    """Fingerprint of the index (see :mod:`dm05_schemas.index`) of the episodes it was made from."""
     rebuild: str
     """The command that writes this pack again."""
     tool_version: str
@@ -143,10 +135,9 @@ def _from_document(document: Mapping[str, Any]) -> PackInfo:
     values["episode_frames"] = tuple(_each(values["episode_frames"], int, "episode_frames"))
     values["blobs"] = tuple(_record(item) for item in values["blobs"])
     values["frames_file"] = _record(values["frames_file"])
-    values["source"] = Fingerprint(**{key: _is(str, text, key) for key, text in values["source"].items()})
     for name in ("state_dim", "action_dim", "frames_crc32", "largest_image_bytes"):
         _is(int, values[name], name)
-    for name in ("dataset", "images", "rebuild", "tool_version"):
+    for name in ("dataset", "images", "source", "rebuild", "tool_version"):
         _is(str, values[name], name)
     info = PackInfo(**values)
     if info.images not in get_args(ImageStore):
@@ -197,46 +188,22 @@ def check_files(folder: Path, info: PackInfo) -> None:
             raise DataError(what, where=path, fix=info.rebuild)
 
 
-def check_matches(folder: Path, info: PackInfo, spec: DatasetSpec) -> None:
-    """That the pack is of this dataset, as the registry has it now.
+def check_matches(folder: Path, info: PackInfo, spec: DatasetSpec, source: str | None = None) -> None:
+    """That the pack is of this dataset, as the registry has it now, and of these episodes.
+
+    Args:
+        folder: the pack's.
+        info: its pack.json.
+        spec: the dataset.
+        source: fingerprint of the episodes as they are now; None when they are not at hand.
 
     Raises:
-        DataError: another dataset, other cameras or other dims.
+        DataError: another dataset, other cameras or dims, or made from other episodes.
     """
     held = (info.dataset, info.cameras, info.state_dim, info.action_dim)
     due = (spec.name, spec.image_keys, spec.state_dim, spec.action_dim)
     for name, has, needs in zip(("dataset", "cameras", "state dims", "action dims"), held, due, strict=True):
         if has != needs:
             raise DataError(f"was packed with {name} {has}, now it is {needs}", where=folder, fix=info.rebuild)
-
-
-def episode_files(jsonl: Path) -> list[Path]:
-    """The episode files of a jsonl folder, in the order of their relative paths."""
-    return sorted((path for path in jsonl.rglob("*.jsonl") if path.is_file()), key=lambda p: p.relative_to(jsonl).parts)
-
-
-def quick_fingerprint(jsonl: Path, files: list[Path]) -> str:
-    """Digest of names, sizes and modification times."""
-    digest = hashlib.sha256()
-    for path in files:
-        stat = path.stat()
-        digest.update(f"{path.relative_to(jsonl).as_posix()}\0{stat.st_size}\0{stat.st_mtime_ns}\n".encode())
-    return digest.hexdigest()
-
-
-def content_fingerprint(jsonl: Path, files: list[Path]) -> str:
-    """Digest of names and contents; equal for a copy whose modification times were not kept."""
-    digest = hashlib.sha256()
-    for path in files:
-        data = path.read_bytes()
-        digest.update(f"{path.relative_to(jsonl).as_posix()}\0{len(data)}\n".encode())
-        digest.update(data)
-    return digest.hexdigest()
-
-
-def is_current(info: PackInfo, jsonl: Path) -> bool:
-    """Whether the jsonl folder is still what the pack was made from; contents are read only if file times moved."""
-    files = episode_files(jsonl)
-    return (
-        quick_fingerprint(jsonl, files) == info.source.quick or content_fingerprint(jsonl, files) == info.source.content
-    )
+    if source is not None and source != info.source:
+        raise DataError("is stale: the episode files have changed since it was made", where=folder, fix=info.rebuild)

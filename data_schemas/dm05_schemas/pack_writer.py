@@ -15,9 +15,9 @@ import numpy as np
 
 from dm05_schemas.episode import Episode
 from dm05_schemas.frame_table import CHUNK_BYTES, FrameWriter
-from dm05_schemas.pack import FRAMES_NAME, FileRecord, Fingerprint, ImageStore, PackInfo, write_info
+from dm05_schemas.pack import FRAMES_NAME, FileRecord, ImageStore, PackInfo, write_info
 from dm05_schemas.registry import DatasetSpec
-from dm05_schemas.stats import tool_version
+from dm05_schemas.version import tool_version
 
 CameraColumns = Mapping[str, Any]
 
@@ -93,7 +93,7 @@ class PackWriter:
     def finish(
         self,
         *,
-        source: Fingerprint,
+        source: str,
         rebuild: str,
         blobs: Sequence[FileRecord] = (),
         largest_image_bytes: int = 0,

@@ -17,12 +17,12 @@ from dm05_schemas import sample
 from dm05_schemas.errors import DataError
 from dm05_schemas.frame_table import FrameTable
 from dm05_schemas.image import decode_into, decode_rgb
+from dm05_schemas.index import Index, index_command, require_fresh
 from dm05_schemas.pack import (
     PACK_DIR,
     PackInfo,
     check_files,
     check_matches,
-    is_current,
     read_info,
 )
 from dm05_schemas.registry import ActionMode, DatasetSpec
@@ -261,13 +261,18 @@ def open_dataset(
         DataError: not there, not complete, stale, or too few episodes; the text says what to run.
     """
     folder = spec.root(workspace) / PACK_DIR
-    if layout == "pack" or (layout == "auto" and folder.exists()):
+    packed = layout == "pack" or (layout == "auto" and folder.exists())
+    if packed and not spec.jsonl(workspace).is_dir():
         info = read_info(folder)
-        _check_current(folder, info, spec.jsonl(workspace))
+        check_matches(folder, info, spec)
     else:
-        folder, info = frames_of(workspace, spec)
-    check_matches(folder, info, spec)
-    _check_stats(stats, spec)
+        index, source = _fresh_index(workspace, spec)
+        if packed:
+            info = read_info(folder)
+        else:
+            folder, info = frames_of(spec.root(workspace), spec, index, source)
+        check_matches(folder, info, spec, source)
+    _check_stats(stats, spec, info.source)
     handle = DatasetHandle(
         folder=folder,
         images=spec.images(workspace),
@@ -308,12 +313,20 @@ def _chosen(info: PackInfo, val_episodes: float, split: Split) -> tuple[int, ...
     return tuple(i for i, name in enumerate(info.episodes) if (name in kept_out) == (split == "val"))
 
 
-def _check_current(folder: Path, info: PackInfo, jsonl: Path) -> None:
-    if jsonl.is_dir() and not is_current(info, jsonl):
-        raise DataError(f"is not of what {jsonl} holds now", where=folder, fix=info.rebuild)
+def _fresh_index(workspace: Workspace, spec: DatasetSpec) -> tuple[Index, str]:
+    """The dataset's index, known to be true, and its fingerprint."""
+    index = require_fresh(workspace, spec)
+    if index.fingerprint is None:
+        what = "was not written by this program and lacks what shows that a file has changed"
+        raise DataError(what, where=index.path, fix=f"Run {index_command(workspace, spec)}")
+    return index, index.fingerprint
 
 
-def _check_stats(stats: NormStats, spec: DatasetSpec) -> None:
+def _check_stats(stats: NormStats, spec: DatasetSpec, source: str) -> None:
     for name, vector, dims in (("state", stats.state, spec.state_dim), ("action", stats.action, spec.action_dim)):
         if len(vector.q01) != dims:
             raise DataError(f"the statistics have {len(vector.q01)} {name} dims, dataset {spec.name} has {dims}")
+    if stats.source_fingerprint not in ("", source):
+        command = f"dm05-prep norm-stats --dataset-name {stats.dataset} --chunk-size {stats.chunk_size}"
+        what = f"the normalisation statistics of {stats.dataset} are of other episodes than those here"
+        raise DataError(what, fix=f"Run {command} --action-mode {stats.action_mode} --force")

@@ -15,44 +15,35 @@ from pathlib import Path
 
 from dm05_schemas.episode import read_episode
 from dm05_schemas.errors import DataError
-from dm05_schemas.pack import (
-    FRAMES_DIR,
-    Fingerprint,
-    PackInfo,
-    check_files,
-    check_matches,
-    content_fingerprint,
-    episode_files,
-    is_current,
-    quick_fingerprint,
-    read_info,
-)
+from dm05_schemas.index import Index
+from dm05_schemas.pack import FRAMES_DIR, PackInfo, check_files, check_matches, read_info
 from dm05_schemas.pack_writer import PackWriter, file_columns, replaced_folder
 from dm05_schemas.registry import DatasetSpec
-from dm05_schemas.workspace import Workspace
 
 
-def frames_of(workspace: Workspace, spec: DatasetSpec) -> tuple[Path, PackInfo]:
+def frames_of(root: Path, spec: DatasetSpec, index: Index, source: str) -> tuple[Path, PackInfo]:
     """The folder of a jsonl dataset's frame table and its pack.json, made first where needed.
 
     Several ranks may call this at once: one writes, the others wait.
 
+    Args:
+        root: the dataset's folder.
+        spec: the dataset.
+        index: its fresh index.
+        source: the index's fingerprint.
+
     Raises:
-        DataError: no jsonl folder, no episodes, or a frame that breaks the contract (with file and line).
+        DataError: no episodes, or a frame that breaks the contract (with file and line).
     """
-    jsonl = spec.jsonl(workspace)
-    if not jsonl.is_dir():
-        fix = f"Run dm05-prep dataset --subset {spec.name}"
-        raise DataError(f"dataset {spec.name} is not in this workspace", where=jsonl, fix=fix)
-    places = [spec.root(workspace) / FRAMES_DIR, _cache_folder(jsonl)]
-    with _one_at_a_time(jsonl):
+    places = [root / FRAMES_DIR, _cache_folder(index.jsonl)]
+    with _one_at_a_time(index.jsonl):
         for folder in places:
-            info = _usable(folder, spec, jsonl)
+            info = _usable(folder, spec, source)
             if info is not None:
                 return folder, info
         for folder in places:
             try:
-                return folder, _write(folder, spec, jsonl)
+                return folder, _write(folder, spec, index, source)
             except OSError as error:
                 problem = error
     raise DataError(f"the frame table cannot be written: {problem.strerror or problem}", where=places[-1])
@@ -63,25 +54,21 @@ def _cache_folder(jsonl: Path) -> Path:
     return base / "dm05" / f"frames-{hashlib.sha256(str(jsonl.resolve()).encode()).hexdigest()[:16]}"
 
 
-def _usable(folder: Path, spec: DatasetSpec, jsonl: Path) -> PackInfo | None:
+def _usable(folder: Path, spec: DatasetSpec, source: str) -> PackInfo | None:
     try:
         info = read_info(folder)
-        check_matches(folder, info, spec)
+        check_matches(folder, info, spec, source)
         check_files(folder, info)
     except DataError:
         return None
-    return info if is_current(info, jsonl) else None
+    return info
 
 
-def _write(folder: Path, spec: DatasetSpec, jsonl: Path) -> PackInfo:
-    files = episode_files(jsonl)
-    if not files:
-        raise DataError("holds no episodes", where=jsonl, fix=f"Run dm05-prep dataset --subset {spec.name}")
-    source = Fingerprint(quick=quick_fingerprint(jsonl, files), content=content_fingerprint(jsonl, files))
+def _write(folder: Path, spec: DatasetSpec, index: Index, source: str) -> PackInfo:
     with replaced_folder(folder) as new, PackWriter(new, spec, "files") as writer:
-        for path in files:
-            episode = read_episode(path, spec)
-            writer.add(path.relative_to(jsonl).as_posix(), episode, file_columns(episode))
+        for name in index.entries:
+            episode = read_episode(index.jsonl / name, spec)
+            writer.add(name, episode, file_columns(episode))
         return writer.finish(source=source, rebuild=f"Delete {folder} and start again: it is written anew")
 
 
