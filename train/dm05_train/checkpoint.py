@@ -63,6 +63,8 @@ class RunState:
     optimizer: str
     precision: str
     dataset: str
+    dataset_samples: int
+    """Samples of an epoch; the data position means nothing with another number."""
     world: int
     config: dict[str, Any]
     files: dict[str, int] = field(default_factory=dict)

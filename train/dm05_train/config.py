@@ -34,19 +34,21 @@ class DataConfig:
     dataset, chunk size and action mode; when they are missing, rank 0 computes them once and the others wait."""
     action_mode: Literal["absolute", "relative"] | None = None
     """What the action targets are relative to. Default: the dataset's own mode."""
-    layout: Literal["auto", "files", "pack"] = "auto"
-    """Read the frames from the pack (memory-mapped), from the jsonl and image files, or from the pack when there is a
-    fresh one (auto)."""
-    holdout: float = 0.0
-    """Share of the episodes kept out of training, for `dm05-train eval` (the choice depends on the episode's name
-    alone)."""
+    layout: Literal["auto", "jsonl", "pack"] = "auto"
+    """Read the frames from the pack (memory-mapped), from the jsonl and image files, or from the pack when there is one
+    (auto)."""
+    augment_images: bool = False
+    """Crop, turn and recolour the images at random (the same way whenever a sample of an epoch is seen)."""
+    val_episodes: float = 0.0
+    """Episodes kept out of training, for `dm05-train eval`: their number, or below 1 their share. The choice depends on
+    their names alone."""
 
     def __post_init__(self) -> None:
         _require(
-            0.0 <= self.holdout < 1.0,
-            f"a share of {self.holdout} leaves nothing to train on",
-            "--data-config.holdout",
-            "Give a number from 0 to under 1",
+            self.val_episodes >= 0 and (self.val_episodes < 1 or self.val_episodes == int(self.val_episodes)),
+            f"{self.val_episodes} is neither a number nor a share of episodes",
+            "--data-config.val-episodes",
+            "Give a whole number, or a share under 1",
         )
 
 

@@ -6,9 +6,11 @@ LOCAL_RANK) mean machines, not processes: those belong to ``launch``, and a proc
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import os
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, TypeVar, cast
@@ -21,6 +23,7 @@ from dm05_train.errors import TrainError
 
 T = TypeVar("T")
 CPU = torch.device("cpu")
+PEER_WORDS = ("gloo", "nccl", "connection reset", "connection closed", "timed out waiting", "broken pipe", "store")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,6 +96,7 @@ def join(world: World, *, minutes: float = 10.0) -> None:
 def leave() -> None:
     """Part from the other ranks; harmless when alone or when they are gone."""
     if dist.is_initialized():
+        gc.collect()  # a group that something still holds when Python ends would end the process with an abort
         dist.destroy_process_group()
 
 
@@ -136,3 +140,22 @@ def first_line(error: BaseException) -> str:
     """The first line of a foreign error's text, for a message of one line."""
     lines = str(error).strip().splitlines()
     return lines[0] if lines else type(error).__name__
+
+
+@contextlib.contextmanager
+def lost_peers(world: World) -> Iterator[None]:
+    """Turn what torch raises when another rank is gone into one line.
+
+    Raises:
+        TrainError: the others cannot be reached any more.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        if world.size == 1 or not any(word in str(error).lower() for word in PEER_WORDS):
+            raise
+        raise TrainError(
+            f"rank {world.rank} of {world.size} lost the others: {first_line(error)}",
+            fix="See the log of the rank that ended first; then start again from the last checkpoint "
+            "(--trainer-config.resume latest)",
+        ) from None

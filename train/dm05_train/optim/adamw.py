@@ -22,13 +22,8 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor, nn
 
+from dm05_train.optim.clip import clip_scale, local
 from dm05_train.optim.precision import Mode, extra_state, moment_dtype, read_master, write_master
-
-
-def local(tensor: Tensor) -> Tensor:
-    """The part of a tensor that this rank holds (all of it unless it is sharded)."""
-    to_local = getattr(tensor, "to_local", None)
-    return to_local() if to_local is not None else tensor
 
 
 class AdamW:
@@ -66,6 +61,10 @@ class AdamW:
         """The parameters it moves."""
         return list(self.names)
 
+    def clip_scale(self, max_norm: float) -> tuple[Tensor, Tensor]:
+        """(norm, scale) of the gradients; see ``clip.clip_scale``."""
+        return clip_scale(self.names, max_norm)
+
     @torch.no_grad()
     def step(self, lr: Tensor, grad_scale: Tensor) -> None:
         """One update from the gradients as they stand.
@@ -84,7 +83,7 @@ class AdamW:
                 continue
             weight, gradient = local(parameter.detach()), local(parameter.grad).float() * grad_scale
             mean = state["exp_avg"].float().lerp(gradient, 1 - beta1)
-            square = state["exp_avg_sq"].float().mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
+            square = state["exp_avg_sq"].float().mul(beta2).addcmul_(gradient, gradient, value=1 - beta2)
             old = read_master(weight, state)
             new = old * (1 - lr * self.weight_decay) - (lr / correction1) * (
                 mean / (square.sqrt() / correction2 + self.eps)

@@ -1,0 +1,128 @@
+"""Flags: defaults, environment, spelling, and combinations that are refused with the mend."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from dm05_schemas.errors import UsageError
+from dm05_train.cli import read_flags
+from dm05_train.config import DataConfig, ModelConfig, OptimizerConfig, TrainConfig, TrainerConfig, as_plain
+
+
+def read(*arguments: str, environ: dict[str, str] | None = None) -> TrainConfig:
+    return read_flags(TrainConfig, TrainConfig.defaults(environ or {}), arguments, "dm05-train", "")
+
+
+def test_defaults() -> None:
+    config = read()
+    assert config.data_config.dataset_name == "libero_pi0_all"
+    assert (config.model_config.chunk_size, config.trainer_config.model_max_length) == (10, 1024)
+    assert (config.optimizer_config.optim, config.optimizer_config.base_lr, config.optimizer_config.warmup_steps) == (
+        "adamw",
+        2.5e-5,
+        1000,
+    )
+    trainer = config.trainer_config
+    assert (trainer.per_device_train_batch_size, trainer.gradient_accumulation_steps, trainer.num_train_steps) == (
+        10,
+        1,
+        300,
+    )
+    assert (trainer.save_strategy, trainer.save_steps, trainer.save_total_limit) == ("no", 100, None)
+    assert trainer.dataloader_num_workers == 4
+
+
+def test_flag_beats_environment_beats_default() -> None:
+    environ = {"PER_DEVICE_BATCH": "4", "TRAIN_STEPS": "7", "WORKSPACE_DIR": "/w", "NORM_STATS_PATH": "/n"}
+    config = read(environ=environ)
+    assert config.trainer_config.per_device_train_batch_size == 4 and config.trainer_config.num_train_steps == 7
+    assert config.workspace == Path("/w") and config.data_config.norm_stats_root == Path("/n")
+    config = read("--trainer-config.num-train-steps", "9", "--workspace", "/v", environ=environ)
+    assert config.trainer_config.num_train_steps == 9 and config.workspace == Path("/v")
+    assert read(environ={"PER_DEVICE_BATCH": "", "WORKSPACE_DIR": ""}) == read()
+
+
+@pytest.mark.parametrize(
+    "flag",
+    [
+        "--trainer-config.num-train-steps",
+        "--trainer_config.num_train_steps",
+        "--trainer-config.num_train_steps",
+        "--trainer_config.num-train-steps",
+    ],
+)
+def test_dashes_and_underscores_mean_the_same(flag: str) -> None:
+    assert read(flag, "12").trainer_config.num_train_steps == 12
+    assert read(f"{flag}=12").trainer_config.num_train_steps == 12
+
+
+@pytest.mark.parametrize("text", ["many", "0", "-3", "1.5"])
+def test_a_variable_that_is_no_count(text: str) -> None:
+    with pytest.raises(UsageError, match=r"\$PER_DEVICE_BATCH: .* is no count"):
+        TrainConfig.defaults({"PER_DEVICE_BATCH": text})
+
+
+@pytest.mark.parametrize(
+    ("make", "flag"),
+    [
+        (lambda: TrainerConfig(save_total_limit=0), "--trainer-config.save-total-limit"),
+        (lambda: TrainerConfig(per_device_train_batch_size=0), "--trainer-config.per-device-train-batch-size"),
+        (lambda: TrainerConfig(gradient_accumulation_steps=0), "--trainer-config.gradient-accumulation-steps"),
+        (lambda: TrainerConfig(num_train_steps=0), "--trainer-config.num-train-steps"),
+        (lambda: TrainerConfig(dataloader_num_workers=-1), "--trainer-config.dataloader-num-workers"),
+        (lambda: TrainerConfig(max_grad_norm=0.0), "--trainer-config.max-grad-norm"),
+        (lambda: OptimizerConfig(base_lr=0.0), "--optimizer-config.base-lr"),
+        (lambda: OptimizerConfig(beta2=1.0), "--optimizer-config.beta2"),
+        (lambda: OptimizerConfig(min_lr_ratio=2.0), "--optimizer-config.min-lr-ratio"),
+        (lambda: ModelConfig(chunk_size=0), "--model-config.chunk-size"),
+        (lambda: DataConfig(val_episodes=1.5), "--data-config.val-episodes"),
+    ],
+)
+def test_refused_with_the_flag_and_a_mend(make: object, flag: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        make()  # type: ignore[operator]
+    assert caught.value.where == flag and caught.value.fix
+    assert caught.value.exit_code == 2
+
+
+def test_latest_and_a_checkpoint_to_continue_contradict(tmp_path: Path) -> None:
+    (tmp_path / "training").mkdir()
+    (tmp_path / "training" / "state.json").write_text("{}")
+    with pytest.raises(UsageError, match="a checkpoint to continue from"):
+        TrainConfig(
+            model_config=ModelConfig(model_name_or_path=tmp_path), trainer_config=TrainerConfig(resume="latest")
+        )
+
+
+def test_plain_form_is_json(tmp_path: Path) -> None:
+    plain = as_plain(TrainConfig(workspace=tmp_path))
+    assert plain["workspace"] == str(tmp_path) and plain["trainer_config"]["seed"] == 42
+
+
+def dm05_train(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-m", "dm05_train.cli", *arguments], capture_output=True, text=True)
+
+
+def test_help_is_a_page_a_person_can_use() -> None:
+    done = dm05_train("--help")
+    assert done.returncode == 0
+    for word in (
+        "--data-config.dataset-name",
+        "checkpoint",
+        "DM05_PERF_ENABLE",
+        "A flag beats an environment variable",
+        "eval",
+    ):
+        assert word in done.stdout
+    every = [line for line in done.stdout.splitlines() if "--trainer-config." in line and "usage" not in line]
+    assert len(every) >= 18
+
+
+def test_a_wrong_flag_ends_with_2_and_offers_the_right_one() -> None:
+    done = dm05_train("--trainer-config.num-train-step", "3")
+    assert done.returncode == 2 and "num-train-steps" in done.stderr and "Traceback" not in done.stderr
+    done = dm05_train("--trainer-config.save-total-limit", "0")
+    assert done.returncode == 2 and "last good one" in done.stderr and "Traceback" not in done.stderr

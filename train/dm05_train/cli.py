@@ -1,0 +1,81 @@
+"""The command ``dm05-train``: trains, or with a first word ``eval``, ``memory`` or ``bench`` does that."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+from importlib import import_module
+from typing import TypeVar
+
+import tyro
+from dm05_schemas.cli import run
+
+from dm05_train.config import TrainConfig
+
+T = TypeVar("T")
+
+COMMANDS = {
+    "eval": ("dm05_train.evaluate", "held-out loss, and predicted against true actions in real units"),
+    "memory": ("dm05_train.memory", "what a configuration needs per GPU"),
+    "bench": ("dm05_train.bench", "step time of the plain path, of each switch and of all of them"),
+}
+
+DESCRIPTION = """Fine-tune DM05.
+
+  dm05-train                                              the workspace here, its released weights, 300 steps
+  dm05-train --workspace W --trainer-config.num-train-steps 2000 --trainer-config.save-strategy steps
+  dm05-train --model-config.model-name-or-path OUTPUT/checkpoint-000100      goes on where that run stopped
+  torchrun --nproc-per-node 8 -m dm05_train.cli --trainer-config.per-device-train-batch-size 4
+
+Alone on a machine with several GPUs it starts torchrun itself; for several machines use
+scripts/run_full_sft_distributed.sh. Dashes and underscores mean the same in a flag. A flag beats an environment
+variable (WORKSPACE_DIR, DATA_PATH, NORM_STATS_PATH, PER_DEVICE_BATCH, TRAIN_STEPS), which beats the default.
+Speed switches are environment variables: DM05_PERF_ENABLE=1 turns them on, DM05_PERF_LOG=1 lists them.
+
+Other commands, each with its own --help:
+""" + "\n".join(f"  dm05-train {name:8} {what}" for name, (_, what) in COMMANDS.items())
+
+
+def read_flags(kind: type[T], default: T, arguments: Sequence[str], prog: str, description: str) -> T:
+    """A config from flags laid over ``default``; ends the process with 2 on a wrong flag, with 0 after --help."""
+    return tyro.cli(kind, default=default, args=list(arguments), prog=prog, description=description)
+
+
+def read_train_config(arguments: Sequence[str]) -> TrainConfig:
+    """The configuration of a training run from its flags and the environment."""
+    return read_flags(TrainConfig, TrainConfig.defaults(os.environ), arguments, "dm05-train", DESCRIPTION)
+
+
+def train(arguments: Sequence[str]) -> int:
+    """Train in this process, or start one process a GPU and wait for them."""
+    config = read_train_config(arguments)
+    from dm05_train.env import under_torchrun
+
+    if not under_torchrun(os.environ):
+        from dm05_train.launch import count_gpus, plan, start
+
+        chosen = plan(os.environ, count_gpus())
+        if chosen.processes > 1:
+            return start(chosen, arguments, os.environ)
+    from dm05_train.loop import train as train_loop
+
+    return train_loop(config, os.environ)
+
+
+def dispatch() -> int:
+    """Run the command of this process's arguments."""
+    arguments = sys.argv[1:]
+    if arguments and arguments[0] in COMMANDS:
+        command: Callable[[Sequence[str]], int] = import_module(COMMANDS[arguments[0]][0]).main
+        return command(arguments[1:])
+    return train(arguments)
+
+
+def main() -> None:
+    """Entry point."""
+    run(dispatch, "dm05-train")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,251 @@
+"""Starting the processes of a run with torchrun, on one machine or many, by the rules of a platform's environment.
+
+Here RANK (or NODE_RANK) and WORLD_SIZE (or NNODES) count machines, as platforms inject them; NPROC_PER_NODE (or
+GPUS_PER_NODE) counts the processes of this machine. Everything that cannot work is refused before anything starts.
+
+    python -m dm05_train.launch [--dry-run] [flags of dm05-train]
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+
+from dm05_schemas.cli import run
+from dm05_schemas.errors import UsageError
+
+from dm05_train.errors import TrainError
+
+DEFAULT_PORT = 29500
+BUCKET_MB_ONE_MACHINE, BUCKET_MB_SEVERAL = 1000, 512
+LOOPBACK = ("localhost", "127.0.0.1", "::1")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """Which processes to start here, and where they meet the others."""
+
+    nodes: int
+    node: int
+    per_node: int
+    address: str
+    port: int
+    join_seconds: int
+    bucket_mb: int
+
+    @property
+    def processes(self) -> int:
+        """Processes of the whole run."""
+        return self.nodes * self.per_node
+
+    def command(self, arguments: Sequence[str]) -> list[str]:
+        """The torchrun command of this machine."""
+        meet = [f"--master-addr={self.address}", f"--master-port={self.port}", f"--node-rank={self.node}"]
+        meet.append(f"--rdzv-conf=timeout={self.join_seconds}")
+        return [
+            *(sys.executable, "-m", "torch.distributed.run"),
+            *(f"--nnodes={self.nodes}", f"--nproc-per-node={self.per_node}"),
+            *meet,
+            *("-m", "dm05_train.cli", *arguments),
+        ]
+
+    def environment(self, environ: Mapping[str, str]) -> dict[str, str]:
+        """The environment of torchrun: a platform's machine counts would be mistaken for processes further down."""
+        machine = ("RANK", "WORLD_SIZE", "NODE_RANK", "NNODES", "NPROC_PER_NODE", "GPUS_PER_NODE", "DDP_BUCKET_MB")
+        kept = {name: value for name, value in environ.items() if name not in machine and not name.startswith("PET_")}
+        return {"OMP_NUM_THREADS": "1", **kept, "DM05_DDP_BUCKET_CAP_MB": str(self.bucket_mb)}
+
+
+def plan(environ: Mapping[str, str], gpus: int) -> Plan:
+    """What to start, by the environment.
+
+    Args:
+        environ: the environment; empty values count as unset.
+        gpus: GPUS of this machine (0: a run on the CPU).
+
+    Raises:
+        UsageError: a value is no number, two variables contradict each other, a machine's rank or address is missing or
+        out of range.
+    """
+    nodes = _agreeing(environ, ("NNODES", "WORLD_SIZE"), "number of machines", least=1)
+    node = _agreeing(environ, ("NODE_RANK", "RANK"), "rank of this machine", least=0)
+    per_node = _agreeing(environ, ("NPROC_PER_NODE", "GPUS_PER_NODE"), "number of processes a machine", least=1)
+    bucket = _agreeing(environ, ("DDP_BUCKET_MB", "DM05_DDP_BUCKET_CAP_MB"), "bucket size in MB", least=1)
+    port = _agreeing(environ, ("MASTER_PORT",), "port", least=1)
+    join = _agreeing(environ, ("JOIN_TIMEOUT",), "wait in seconds", least=1)
+    machines = nodes or 1
+    if gpus and per_node and per_node > gpus:
+        raise UsageError(
+            f"{per_node} processes on a machine with {gpus} GPUs",
+            where="NPROC_PER_NODE",
+            fix=f"Set it to {gpus} or less",
+        )
+    if node is not None and node >= machines:
+        raise UsageError(
+            f"machine {node} of {machines} does not exist: ranks go from 0 to {machines - 1}",
+            where="RANK",
+            fix="Correct RANK, or set NNODES to the number of machines",
+        )
+    if machines > 1 and node is None:
+        raise UsageError(
+            f"{machines} machines, but which one is this?",
+            where="RANK",
+            fix=f"Set RANK to 0 on the first machine, up to {machines - 1}",
+        )
+    if machines > 1 and not environ.get("MASTER_ADDR"):
+        raise UsageError(
+            f"{machines} machines need a meeting point",
+            where="MASTER_ADDR",
+            fix="Set MASTER_ADDR to the address of machine 0, the same on every machine",
+        )
+    if port is not None and port > 65535:
+        raise UsageError(f"{port} is no port", where="MASTER_PORT", fix="Give a number from 1 to 65535")
+    return Plan(
+        nodes=machines,
+        node=node or 0,
+        per_node=per_node or max(1, gpus),
+        address=environ.get("MASTER_ADDR") or "127.0.0.1",
+        port=port or (DEFAULT_PORT if machines > 1 else free_port()),
+        join_seconds=join or 600,
+        bucket_mb=bucket or (BUCKET_MB_ONE_MACHINE if machines == 1 else BUCKET_MB_SEVERAL),
+    )
+
+
+def _agreeing(environ: Mapping[str, str], names: tuple[str, ...], what: str, *, least: int) -> int | None:
+    """The one number that these variables give, None when all are unset."""
+    found: dict[str, int] = {}
+    for name in names:
+        if text := environ.get(name, "").strip():
+            if not text.isdecimal() or int(text) < least:
+                raise UsageError(f"{text!r} is no {what}", where=name, fix=f"Give a whole number of {least} or more")
+            found[name] = int(text)
+    if len(set(found.values())) > 1:
+        said = " and ".join(f"{name}={value}" for name, value in found.items())
+        raise UsageError(f"{said} contradict each other about the {what}", fix="Set one of them, or both alike")
+    return next(iter(found.values()), None)
+
+
+def free_port() -> int:
+    """A port nobody uses on this machine."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def count_gpus() -> int:
+    """GPUs this machine shows to us."""
+    import torch
+
+    return torch.cuda.device_count() if torch.cuda.is_available() else 0
+
+
+def wait_for_machine_0(plan: Plan) -> None:
+    """On the other machines: wait until machine 0 answers, so that starting early or late does not matter.
+
+    Raises:
+        TrainError: it does not answer in time; the text says at which point it fails.
+    """
+    where = f"{plan.address}:{plan.port}"
+    end, reason, told = time.monotonic() + plan.join_seconds, "", False
+    while time.monotonic() < end:
+        try:
+            with socket.create_connection((plan.address, plan.port), timeout=min(10.0, plan.join_seconds)):
+                return
+        except socket.gaierror:
+            reason = "the name is not known here"
+        except TimeoutError:
+            reason = "no answer"
+        except OSError as error:
+            reason = error.strerror or str(error)
+        if not told:
+            print(f"machine {plan.node}: waiting for machine 0 at {where} ({reason})", file=sys.stderr, flush=True)
+            told = True
+        time.sleep(0.5)
+    raise TrainError(
+        f"machine 0 could not be reached in {plan.join_seconds} s: {reason}",
+        where=where,
+        fix="Check MASTER_ADDR and MASTER_PORT, and that machine 0 was started; JOIN_TIMEOUT (seconds) waits longer",
+    )
+
+
+def supervise(command: Sequence[str], environ: Mapping[str, str]) -> int:
+    """Run torchrun to its end; SIGTERM and SIGUSR1 go to the training processes, which save and finish.
+
+    (torchrun itself would stop its processes on SIGTERM, but then ends with an error and kills what takes over 30 s.)
+
+    Returns:
+        torchrun's exit code.
+    """
+    child: subprocess.Popen[bytes] | None = None
+    before_start: list[int] = []
+
+    def forward(number: int, frame: FrameType | None) -> None:
+        workers = children(child.pid) if child is not None else []
+        if child is not None and not workers:
+            child.send_signal(signal.SIGTERM)
+        elif child is None:
+            before_start.append(number)
+        for pid in workers:
+            try:
+                os.kill(pid, number)
+            except ProcessLookupError:
+                continue
+
+    for number in (signal.SIGTERM, signal.SIGUSR1):
+        signal.signal(number, forward)
+    child = subprocess.Popen(command, env=dict(environ))
+    if before_start:
+        child.send_signal(signal.SIGTERM)
+    while True:
+        try:
+            return child.wait()
+        except KeyboardInterrupt:  # the terminal has told the children as well
+            continue
+
+
+def children(pid: int) -> list[int]:
+    """Direct children of a process."""
+    found: list[int] = []
+    for tasks in Path(f"/proc/{pid}/task").glob("*/children"):
+        try:
+            found += [int(word) for word in tasks.read_text().split()]
+        except OSError:
+            continue
+    return found
+
+
+def start(chosen: Plan, arguments: Sequence[str], environ: Mapping[str, str]) -> int:
+    """Start a run by its plan and wait for it; gives the exit code."""
+    if chosen.nodes > 1 and chosen.node > 0:
+        wait_for_machine_0(chosen)
+    code = supervise(chosen.command(arguments), chosen.environment(environ))
+    return code if code >= 0 else 128 - code
+
+
+def main() -> int:
+    """Entry point of the launch script."""
+    arguments = sys.argv[1:]
+    dry = "--dry-run" in arguments
+    if dry:
+        arguments.remove("--dry-run")
+    chosen = plan(os.environ, count_gpus())
+    from dm05_train.cli import read_train_config
+
+    read_train_config(arguments)  # a wrong flag is said here once, not by every process
+    if dry:
+        print(shlex.join(chosen.command(arguments)))
+        return 0
+    return start(chosen, arguments, os.environ)
+
+
+if __name__ == "__main__":
+    run(main, "run_full_sft_distributed.sh")

@@ -1,0 +1,75 @@
+"""One model over several GPUs: DDP (a whole model on each) or FSDP2 (weights, gradients and moments in shards)."""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections.abc import Iterator
+
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
+from torch.nn.parallel import DistributedDataParallel
+
+from dm05_train.env import World
+from dm05_train.model.dm05 import DM05
+
+
+def wrap(
+    model: DM05, world: World, parallel: str, *, bucket_mb: int | None = None, static_graph: bool = False
+) -> nn.Module:
+    """The model in DDP or FSDP; alone, the model itself."""
+    if world.size == 1:
+        return model
+    if parallel == "fsdp":
+        return shard(model, world)
+    return data_parallel(model, world, bucket_mb=bucket_mb, static_graph=static_graph)
+
+
+def data_parallel(
+    model: nn.Module, world: World, *, bucket_mb: int | None = None, static_graph: bool = False
+) -> nn.Module:
+    """The model in DDP.
+
+    Parameters that feed nothing do not require gradients, so DDP never waits for them and scans for none.
+    """
+    on_gpu = world.device.type == "cuda"
+    return DistributedDataParallel(
+        model,
+        device_ids=[world.device.index] if on_gpu else None,
+        gradient_as_bucket_view=True,
+        bucket_cap_mb=bucket_mb,
+        static_graph=static_graph,
+    )
+
+
+def shard(model: DM05, world: World) -> DM05:
+    """Shard a model in place, layer by layer; its parameters become DTensors split on their first dim."""
+    # Keys and values are views that nothing writes to.
+    warnings.filterwarnings("ignore", message=".*returned a view tensor", category=UserWarning)
+    mesh = dist.device_mesh.init_device_mesh(world.device.type, (world.size,))
+    for layer in [*model.language.layers, *model.expert.layers, *model.vision.encoder.layers]:
+        fully_shard(layer, mesh=mesh)
+        if hasattr(layer, "keys_values"):
+            register_fsdp_forward_method(layer, "keys_values")
+    fully_shard(model, mesh=mesh)
+    return model
+
+
+@contextlib.contextmanager
+def gradient_sync(model: nn.Module, *, last: bool) -> Iterator[None]:
+    """Sum gradients over ranks only in the last of the batches that are added up."""
+    if isinstance(model, FSDPModule):
+        model.set_requires_gradient_sync(last)
+        yield
+    elif isinstance(model, DistributedDataParallel) and not last:
+        with model.no_sync():
+            yield
+    else:
+        yield
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """All of a tensor that may be sharded, on every rank (a collective when it is)."""
+    full = getattr(tensor, "full_tensor", None)
+    return full() if full is not None else tensor

@@ -1,0 +1,54 @@
+"""Being told to stop: SIGTERM, SIGUSR1 or Ctrl-C on any rank ends all ranks after the same step."""
+
+from __future__ import annotations
+
+import signal
+from types import FrameType
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from dm05_train.env import World
+
+SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
+
+
+class StopSignal:
+    """Notes the signals while it is open, and lets the ranks agree without waiting for the GPU.
+
+    Each step every rank sends its flag in an asynchronous all-reduce of host memory and reads the one sent a step
+    earlier, so that all ranks see a signal at the same step and nobody waits for a message on its way.
+    """
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.received: int | None = None
+        self._group = dist.new_group(backend="gloo") if world.size > 1 else None
+        self._flight: tuple[torch.Tensor, Any] | None = None
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> StopSignal:
+        for number in SIGNALS:
+            self._before[number] = signal.signal(number, self._note)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        self.received = number
+
+    def agreed(self) -> bool:
+        """Whether a signal had reached any rank by the step before; the same answer on every rank. Call once a step."""
+        if self._group is None:
+            return self.received is not None
+        answer = False
+        if self._flight is not None:
+            flag, work = self._flight
+            work.wait()
+            answer = bool(flag.item())
+        flag = torch.tensor([int(self.received is not None)])
+        self._flight = (flag, dist.all_reduce(flag, op=dist.ReduceOp.MAX, group=self._group, async_op=True))
+        return answer
