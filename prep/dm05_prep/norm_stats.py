@@ -41,6 +41,7 @@ from dm05_prep.parallel import batches, default_jobs, ordered_map
 _BATCH_BYTES = 1 << 25
 # Starting processes takes longer than parsing less than this much.
 _PARALLEL_BYTES = 1 << 24
+_PARALLEL_VALUES = 50_000_000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,7 +113,7 @@ def compute(
         columns = _columns(spec, file, parts, chunk_size, action_mode)
         work = 2 * len(columns) * sum(part.rows for part in parts)
         work *= chunk_size if action_mode == "relative" else 1
-        workers = (jobs or default_jobs()) if work > 5e7 else 1
+        workers = (jobs or default_jobs()) if work > _PARALLEL_VALUES else 1
         with progress_bar(len(columns), "dims", "statistics", quiet=not progress) as bar:
             summaries = []
             for summary in ordered_map(summarise, columns, workers):
