@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,6 +44,21 @@ class VideoReader:
         """Close the files."""
         while self._open:
             self._open.popitem()[1].close()
+
+
+def all_frames(video: Path | BinaryIO, where: str) -> Iterator[NDArray[np.uint8]]:
+    """Every frame in the order they are shown: uint8 [H, W, 3], RGB.
+
+    Raises:
+        DataError: PyAV is not installed, or the file is missing or broken; ``where`` names it.
+    """
+    av = _pyav(where)
+    try:
+        with av.open(str(video) if isinstance(video, Path) else video) as container:
+            for picture in container.decode(video=0):
+                yield picture.to_ndarray(format="rgb24")
+    except (OSError, ValueError, IndexError, av.FFmpegError) as error:
+        raise DataError(f"cannot read the video: {error}", where=where) from error
 
 
 class _Video:
