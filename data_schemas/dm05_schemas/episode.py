@@ -28,7 +28,7 @@ from dm05_schemas.registry import DatasetSpec
 __all__ = ["Episode", "Finding", "read_episode", "scan_episode"]
 
 HUGE_LINE = 1 << 20
-_BOM = b"\xef\xbb\xbf"
+BOM = b"\xef\xbb\xbf"
 _BLANK = " \t\r\n\v\f\0\u200b\u2060\ufeff"
 _VIEW_TYPES = frozenset({"image", "video"})
 # Keys whose values hold no colons once they are known to be acceptable, or whose colons are counted apart.
@@ -224,9 +224,9 @@ def _careful(path: Path, data: bytes, spec: DatasetSpec) -> tuple[list[dict[str,
     if encoding:
         return [], [finding("utf16", path, None, f"is {encoding}, not UTF-8")]
     found: list[Finding] = []
-    if data.startswith(_BOM):
+    if data.startswith(BOM):
         found.append(finding("bom", path, 1, "starts with a byte order mark"))
-        data = data[len(_BOM) :]
+        data = data[len(BOM) :]
     lines = data.split(b"\n")
     if lines[-1] == b"":
         lines.pop()
@@ -234,7 +234,7 @@ def _careful(path: Path, data: bytes, spec: DatasetSpec) -> tuple[list[dict[str,
         found.append(finding("no-final-newline", path, len(lines), "no newline at the end of the file"))
     frames, numbers = [], []
     for number, line in enumerate(lines, 1):
-        frame, problems = _careful_line(line, spec)
+        frame, problems = parse_line(line, spec)
         found += [finding(kind, path, number, detail) for kind, detail in problems]
         if isinstance(frame, dict):
             frames.append(frame)
@@ -245,7 +245,8 @@ def _careful(path: Path, data: bytes, spec: DatasetSpec) -> tuple[list[dict[str,
     return frames, sorted(found, key=lambda item: item.line or 0)
 
 
-def _careful_line(line: bytes, spec: DatasetSpec) -> tuple[object, Iterable[tuple[str, str]]]:
+def parse_line(line: bytes, spec: DatasetSpec) -> tuple[object, Iterable[tuple[str, str]]]:
+    """The value of one line (without its newline), None when it has none, and (kind, detail) of all that is wrong."""
     body = line.removesuffix(b"\r")
     blank = blank_line(body)
     if blank:

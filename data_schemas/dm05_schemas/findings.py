@@ -11,7 +11,10 @@ Severity = Literal["error", "warning"]
 
 _FIX = "dm05-prep validate --fix mends it"
 _REPAIR = "Correct the frame or remove the episode, then run dm05-prep index"
-_FETCH = "Extract the dataset again with dm05-prep dataset"
+_FETCH = "Extract it again with dm05-prep dataset"
+_INDEX = "dm05-prep index (or validate --fix) writes it"
+_STATS = "Run dm05-prep norm-stats with --force"
+_PACK = "Run dm05-prep pack --force"
 
 
 class Kind(NamedTuple):
@@ -55,6 +58,42 @@ KINDS: dict[str, Kind] = {
     "empty-prompt": Kind("warning", "empty prompt", "Say what the task is"),
     "long-prompt": Kind("warning", "over-long prompt", "Training cuts it to fit; say it shorter"),
     "odd-prompt": Kind("warning", "prompt with invisible or control characters", "Remove them if they are not meant"),
+    # The dataset's folder.
+    "no-dataset": Kind("error", "folder that is not there", "dm05-prep dataset lays a dataset out"),
+    "no-episodes": Kind("error", "dataset without episodes", "dm05-prep dataset lays a dataset out"),
+    "no-images": Kind("error", "image folder that is not there", _FETCH),
+    "stray-file": Kind("warning", "file that is no episode", "Move it out of the folder of episodes"),
+    "broken-link": Kind("error", "symlink to nothing", "Restore what it points to or remove it"),
+    "bad-name": Kind("error", "file name that is not UTF-8", "Rename the file"),
+    # Index, statistics, pack.
+    "index-missing": Kind("error", "missing index", _INDEX),
+    "index-broken": Kind("error", "index that cannot be read", _INDEX),
+    "index-stale": Kind("error", "stale index", _INDEX),
+    "index-copies": Kind("error", "two copies of the index that differ", _INDEX),
+    "index-count": Kind("error", "number of frames that differs from the index", _INDEX),
+    "stats-missing": Kind(
+        "warning", "no statistics yet", "dm05-prep norm-stats computes them, training does so itself"
+    ),
+    "stats-broken": Kind("error", "statistics that cannot be read", _STATS),
+    "stats-stale": Kind("error", "statistics of other data", _STATS),
+    "stats-dims": Kind("error", "statistics of other dims", _STATS),
+    "stats-narrow": Kind("warning", "near-constant dim", "See that the dim is meant to stand still"),
+    "pack-broken": Kind("error", "pack that cannot be used", _PACK),
+    # Images and videos.
+    "image-missing": Kind("error", "image that is not there", _FETCH),
+    "image-case": Kind(
+        "error", "image whose name differs in case or Unicode form", "Correct the url or rename the file"
+    ),
+    "image-empty": Kind("error", "empty image file", _FETCH),
+    "image-foreign": Kind("error", "file that is no image", _FETCH),
+    "image-truncated": Kind("error", "image that is cut short", _FETCH),
+    "image-broken": Kind("error", "image that cannot be decoded", _FETCH),
+    "image-depth": Kind("error", "image of more than 8 bits", "Convert it to 8 bits a channel"),
+    "image-mode": Kind("warning", "image that is converted to RGB", "Store RGB if its colours matter"),
+    "image-extension": Kind("warning", "image whose name says another format", "Rename the file and correct the url"),
+    "image-size": Kind("warning", "image of another size than most", "See that it is of the same camera"),
+    "video-broken": Kind("error", "video that cannot be read", _FETCH),
+    "video-unchecked": Kind("warning", "video that was not opened", "Run pip install 'dm05[video]'"),
 }
 
 

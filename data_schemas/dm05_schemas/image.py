@@ -18,6 +18,11 @@ Encoded = bytes | memoryview
 JPEG_MAGIC = b"\xff\xd8\xff"
 FAST_JPEG = ("YCbCr", "RGB", "Gray")  # CMYK and YCCK go through Pillow
 
+EIGHT_BIT_MODES = frozenset(
+    {"1", "L", "LA", "La", "P", "PA", "RGB", "RGBA", "RGBa", "RGBX", "CMYK", "YCbCr", "LAB", "HSV"}
+)
+TO_EIGHT_BITS = "Convert it to 8 bits a channel"
+
 
 class ImageHeader(NamedTuple):
     """What a header says: format ("JPEG", "PNG", ...), Pillow mode, width and height in pixels."""
@@ -104,6 +109,8 @@ def _decode_jpeg(data: Encoded, target: Pixels, where: str) -> None:
 
 def _decode_any(data: Encoded, where: str) -> Pixels:
     with _open(data, where) as image:
+        if image.mode not in EIGHT_BIT_MODES:  # Pillow would clip the values at 255
+            raise DataError(f"{image.format} of mode {image.mode}, more than 8 bits", where=where, fix=TO_EIGHT_BITS)
         try:
             return np.asarray(image.convert("RGB"))
         except Exception as error:  # Pillow's decoders raise many kinds
