@@ -1,0 +1,186 @@
+"""``dm05-prep validate``: is a dataset what the contract says? Fast for every start, deep before a GPU is rented.
+
+Fast looks at folders, index, statistics, pack and the ends of every episode; deep reads every frame with the very
+function that training reads with (:func:`dm05_schemas.episode.scan_episode`), and the header and the end of every
+image they name.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from dm05_schemas.errors import DataError, UsageError
+from dm05_schemas.findings import Finding, finding
+from dm05_schemas.index import FileState, Index, list_episodes
+from dm05_schemas.registry import DatasetSpec, lookup
+from dm05_schemas.report import Report
+from dm05_schemas.workspace import Workspace
+
+from dm05_prep.console import progress as progress_bar
+from dm05_prep.validate.deep import Outcome, check_episodes, odd_sizes
+from dm05_prep.validate.layout import check_ends, check_folders, check_index, check_pack, check_stats
+from dm05_prep.validate.output import github, human, write_json
+
+
+def validate(
+    workspace: Workspace,
+    spec: DatasetSpec,
+    *,
+    deep: bool = False,
+    sample: int | None = None,
+    decode: bool = False,
+    jobs: int | None = None,
+    progress: bool = False,
+) -> Report:
+    """Everything that is wrong with a dataset; nothing is changed and nothing is raised for it.
+
+    Args:
+        workspace: where it lies.
+        spec: the dataset.
+        deep: read every frame and every image.
+        sample: with ``deep``, look at the images of this many frames only.
+        decode: with ``deep``, decode every pixel too.
+        jobs: processes, all cores when None.
+        progress: show a bar.
+    """
+    begin = time.monotonic()
+    root, jsonl = spec.root(workspace), spec.jsonl(workspace)
+    files: dict[str, FileState] = {}
+    outcomes: list[Outcome] = []
+    found: list[Finding] = []
+    index: Index | None = None
+    missing = next((folder for folder in (root, jsonl) if not folder.is_dir()), None)
+    if missing is not None:
+        found.append(finding("no-dataset", missing, None, "there is no such folder"))
+    else:
+        try:
+            files = list_episodes(jsonl)
+        except DataError as error:
+            found.append(finding("bad-name", error.where or jsonl, None, error.what))
+        found += check_folders(workspace, spec, files)
+        index, about_index = check_index(workspace, spec, files)
+        found += about_index
+        if deep:
+            readable = {name: state for name, state in files.items() if state.size > 0}
+            outcomes = _deep(workspace, spec, readable, index, sample, decode, jobs, progress)
+            found += [item for outcome in outcomes for item in outcome.findings] + odd_sizes(outcomes)
+        else:
+            found += check_ends(workspace, spec, files, index)
+        found += check_stats(workspace, spec, index) + check_pack(workspace, spec, index)
+    frames = sum(outcome.frames for outcome in outcomes) if deep else index.frames if index is not None else 0
+    return Report(
+        dataset=spec.name,
+        workspace=str(workspace.root),
+        deep=deep,
+        episodes=len(files),
+        frames=frames,
+        images=sum(outcome.images for outcome in outcomes),
+        seconds=time.monotonic() - begin,
+        findings=tuple(dict.fromkeys(found)),
+    )
+
+
+def _deep(
+    workspace: Workspace,
+    spec: DatasetSpec,
+    files: dict[str, FileState],
+    index: Index | None,
+    sample: int | None,
+    decode: bool,
+    jobs: int | None,
+    progress: bool,
+) -> list[Outcome]:
+    images = spec.images(workspace)
+    outcomes = []
+    results: Iterable[tuple[int, Outcome]] = check_episodes(
+        spec,
+        spec.jsonl(workspace),
+        files,
+        index,
+        images=images if images.is_dir() else None,
+        sample=sample,
+        decode=decode,
+        jobs=jobs,
+    )
+    total = sum(state.size for state in files.values())
+    with progress_bar(total, "B", "validate", quiet=not progress) as bar:
+        for size, outcome in results:
+            outcomes.append(outcome)
+            bar.update(size)
+    return outcomes
+
+
+@dataclass(frozen=True, kw_only=True)
+class ValidateCommand:
+    """Check a dataset against the contract; exit 1 when something is wrong.
+
+    Fast, the default, takes seconds: folders, index, statistics, pack, first and last frame of every episode. --deep
+    reads every frame and every image file.
+
+    Examples:
+      dm05-prep validate
+      dm05-prep validate --deep --json report.json
+      dm05-prep validate --deep --sample 1000        every frame, but the images of 1,000 only
+      dm05-prep validate --fix                       mend what can be mended without loss, then check
+      dm05-prep validate --deep --format github      annotations for a GitHub workflow
+    """
+
+    dataset_name: str = "libero_pi0_all"
+    """Name of the dataset (dm05-prep datasets lists them)."""
+    deep: bool = False
+    """Read every frame and the header and end of every image."""
+    sample: int | None = None
+    """With --deep: look at the images of this many frames, chosen evenly at random."""
+    decode: bool = False
+    """With --deep: decode every pixel of the images too."""
+    fix: bool = False
+    """First mend blank lines, line ends, byte order marks, UTF-16 and a stale index, through new files."""
+    all: bool = False
+    """Show every finding, not the first places of each kind."""
+    json: Path | None = None
+    """Also write the report to this file ("-": to stdout, in place of the table)."""
+    format: Literal["table", "github"] = "table"
+    """A table for people, or annotations for GitHub."""
+    jobs: int | None = None
+    """Processes (default: all cores)."""
+    workspace: Path | None = None
+    """Workspace folder (default: $WORKSPACE_DIR, else the current folder)."""
+    quiet: bool = False
+    """No progress bar, no table; the exit code and --json tell."""
+
+    def run(self) -> int:
+        """Do it; 1 when there are errors."""
+        if (self.sample is not None or self.decode) and not self.deep:
+            raise UsageError("--sample and --decode need --deep")
+        if self.sample is not None and self.sample < 1:
+            raise UsageError(f"--sample must be 1 or more, not {self.sample}")
+        workspace = Workspace.resolve(self.workspace)
+        spec = lookup(self.dataset_name, workspace)
+        to_stdout = self.json == Path("-")
+        if self.fix:
+            self._fix(workspace, spec, silent=self.quiet or to_stdout)
+        report = validate(
+            workspace,
+            spec,
+            deep=self.deep,
+            sample=self.sample,
+            decode=self.decode,
+            jobs=self.jobs,
+            progress=not self.quiet,
+        )
+        if self.json is not None:
+            write_json(report, None if to_stdout else self.json)
+        if not self.quiet and not to_stdout:
+            print(github(report, self.all) if self.format == "github" else human(report, self.all))
+        return 1 if report.errors else 0
+
+    def _fix(self, workspace: Workspace, spec: DatasetSpec, silent: bool) -> None:
+        from dm05_prep.fix import fix_dataset
+
+        for line in fix_dataset(workspace, spec, jobs=self.jobs, progress=not self.quiet):
+            if not silent:
+                print(f"fixed    {line}")
