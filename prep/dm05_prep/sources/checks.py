@@ -1,0 +1,127 @@
+"""What a source publishes about the bytes of a file, and the sums computed from them on the way.
+
+A size alone proves nothing: both SDKs accept bodies of the right length with wrong bytes in them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import threading
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+Update = Callable[[memoryview], None]
+
+READ_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class Checks:
+    """Published sums of one file: lower-case hex, or unsigned numbers; None where the source says nothing.
+
+    ``git_sha1`` is the name git gives a blob: the sha1 of ``blob <size>\\0`` and the bytes.
+    """
+
+    sha256: str | None = None
+    md5: str | None = None
+    git_sha1: str | None = None
+    crc32: int | None = None
+    crc32c: int | None = None
+
+    def published(self) -> dict[str, str | int]:
+        """The sums that are there, by name."""
+        return {field.name: value for field in fields(self) if (value := getattr(self, field.name)) is not None}
+
+
+class Sums:
+    """The sums that ``checks`` asks for, over bytes given in order."""
+
+    def __init__(self, checks: Checks, size: int) -> None:
+        self._checks, self._size = checks, size
+        self.restart()
+
+    def restart(self) -> None:
+        """Begin again at the first byte."""
+        self.position = 0
+        self._sums = {name: _SUMS[name](self._size) for name in self._checks.published()}
+
+    def update(self, data: memoryview) -> None:
+        """Take the next bytes."""
+        for algorithm in self._sums.values():
+            algorithm.update(data)
+        self.position += len(data)
+
+    def differences(self) -> list[str]:
+        """One text a published sum that is not met, naming both values; empty when all agree."""
+        wrong = []
+        for name, expected in self._checks.published().items():
+            found = self._sums[name].value()
+            if found != expected:
+                wrong.append(f"{name} is {found}, published is {expected}")
+        return wrong
+
+
+def file_differences(path: Path, size: int, checks: Checks, stop: threading.Event) -> list[str] | None:
+    """Like :meth:`Sums.differences` for a whole file, with its size; None when ``stop`` was set on the way."""
+    actual = path.stat().st_size
+    if actual != size:
+        return [f"size is {actual}, published is {size}"]
+    sums = Sums(checks, size)
+    if not checks.published():
+        return []
+    buffer = memoryview(bytearray(READ_BYTES))
+    with path.open("rb", buffering=0) as file:
+        while count := file.readinto(buffer):
+            if stop.is_set():
+                return None
+            sums.update(buffer[:count])
+    return sums.differences()
+
+
+class _Hash:
+    def __init__(self, name: str, prefix: bytes = b"") -> None:
+        self._hash = hashlib.new(name, prefix, usedforsecurity=False)
+
+    def update(self, data: memoryview) -> None:
+        self._hash.update(data)
+
+    def value(self) -> str | int:
+        return self._hash.hexdigest()
+
+
+class _Crc:
+    def __init__(self, step: Callable[[memoryview, int], int]) -> None:
+        self._step, self._crc = step, 0
+
+    def update(self, data: memoryview) -> None:
+        self._crc = self._step(data, self._crc)
+
+    def value(self) -> str | int:
+        return self._crc & 0xFFFFFFFF
+
+
+def _crc32c(_size: int) -> _Crc:
+    import crc32c
+
+    return _Crc(crc32c.crc32c)
+
+
+_SUMS: dict[str, Callable[[int], _Hash | _Crc]] = {
+    "sha256": lambda _size: _Hash("sha256"),
+    "md5": lambda _size: _Hash("md5"),
+    "git_sha1": lambda size: _Hash("sha1", b"blob %d\0" % size),
+    "crc32": lambda _size: _Crc(zlib.crc32),
+    "crc32c": _crc32c,
+}
+
+
+def sync_file(path: Path) -> None:
+    """Have the bytes of ``path`` on the disk before returning."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

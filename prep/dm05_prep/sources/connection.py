@@ -1,0 +1,313 @@
+"""HTTP/1.1 over kept connections, for large bodies.
+
+Thin on purpose: no redirect is followed, nothing decoded, retried or buffered here. Any connection can be cut from
+another thread, so that a stop never waits for a silent server. Proxies come from the environment.
+"""
+
+from __future__ import annotations
+
+import base64
+import http.client
+import socket
+import ssl
+import threading
+import urllib.parse
+import urllib.request
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from dm05_prep.errors import PrepError
+from dm05_prep.sources.retry import Trouble
+
+MAX_SMALL_BODY = 8 << 20
+PROXY_FIX = "Correct HTTP_PROXY / HTTPS_PROXY / ALL_PROXY, or name the host in NO_PROXY"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """A GET or HEAD; ``headers`` and the query of ``url`` may hold secrets and are kept out of the repr."""
+
+    url: str = field(repr=False)
+    headers: Mapping[str, str] = field(default_factory=dict, repr=False)
+    method: str = "GET"
+
+
+@dataclass(frozen=True)
+class Proxy:
+    """Where requests for one scheme go; ``authorization`` is the value of a Proxy-Authorization header."""
+
+    host: str
+    port: int
+    authorization: str | None = field(default=None, repr=False)
+
+
+def display(url: str) -> str:
+    """``url`` without user, password, query and fragment: safe in a message."""
+    parts = urllib.parse.urlsplit(url)
+    return f"{parts.scheme}://{_netloc(parts)}{parts.path}"
+
+
+def origin(url: str) -> str:
+    """Scheme, host and port of ``url``: what decides whether credentials may go along a redirect."""
+    parts = urllib.parse.urlsplit(url)
+    return f"{parts.scheme}://{(parts.hostname or '').lower()}:{parts.port or _default_port(parts.scheme)}"
+
+
+def proxy_for(url: str) -> Proxy | None:
+    """The proxy that the environment names for ``url``, if any.
+
+    Raises:
+        PrepError: a kind of proxy that cannot be used.
+    """
+    parts = urllib.parse.urlsplit(url)
+    proxies = urllib.request.getproxies_environment()
+    text = proxies.get(parts.scheme) or proxies.get("all")
+    if not text or urllib.request.proxy_bypass(_netloc(parts)):
+        return None
+    proxy = urllib.parse.urlsplit(text if "://" in text else f"http://{text}")
+    try:
+        port = proxy.port or _default_port(proxy.scheme)
+    except ValueError:
+        raise PrepError("the port of the proxy is no number", where=_variable(parts.scheme), fix=PROXY_FIX) from None
+    if proxy.scheme != "http" or not proxy.hostname:
+        what = f"a {proxy.scheme}:// proxy cannot be used, only http://HOST:PORT"
+        raise PrepError(what, where=_variable(parts.scheme), fix=PROXY_FIX)
+    authorization = None
+    if proxy.username is not None:
+        words = f"{urllib.parse.unquote(proxy.username)}:{urllib.parse.unquote(proxy.password or '')}"
+        authorization = "Basic " + base64.b64encode(words.encode()).decode()
+    return Proxy(proxy.hostname, port, authorization)
+
+
+class Reply:
+    """An answer whose body is still on the wire; ``length`` is its size in bytes, None when not announced."""
+
+    def __init__(self, link: Link, response: http.client.HTTPResponse, url: str) -> None:
+        self._link, self._response = link, response
+        self.url, self.status, self.headers = url, response.status, response.headers
+        self.length: int | None = response.length
+        self._left = self.length
+        self._finished = False
+        self._raw = None if response.chunked else response.fp
+
+    @property
+    def complete(self) -> bool:
+        """True when all announced bytes were read."""
+        return self._left == 0
+
+    def readinto(self, view: memoryview) -> int:
+        """One read from the wire into ``view``; 0 at the end of the body, or where the server broke it off.
+
+        Raises:
+            Trouble: connection lost or silent.
+        """
+        if self._left is not None:
+            view = view[: self._left]
+        if not len(view):
+            return 0
+        try:
+            count = self._raw.readinto1(view) if self._raw else self._response.readinto(view)
+        except (OSError, ValueError, http.client.HTTPException) as error:
+            self._link.close()
+            raise Trouble(describe_failure(error, "while the body came")) from None
+        if self._left is not None:
+            self._left -= count
+        return count
+
+    def read(self) -> bytes:
+        """The whole body, up to :data:`MAX_SMALL_BODY`; then the connection is free again.
+
+        Raises:
+            Trouble: connection lost, or the body shorter than announced or absurdly long.
+        """
+        body = bytearray()
+        buffer = memoryview(bytearray(65536))
+        while count := self.readinto(buffer):
+            body += buffer[:count]
+            if len(body) > MAX_SMALL_BODY:
+                self._link.close()
+                raise Trouble(f"answered with more than {MAX_SMALL_BODY} bytes where a short text was due")
+        if self._left:
+            self._link.close()
+            raise Trouble(f"broke off {self._left} bytes before the end of the answer")
+        self.finish()
+        return bytes(body)
+
+    def finish(self) -> None:
+        """Give the connection back to the pool; it is closed when the body was not read to its end."""
+        if self._finished:
+            return
+        self._finished = True
+        reusable = self._left == 0 and not self._response.will_close
+        self._response.close()
+        self._link.release(reusable)
+
+
+class Link:
+    """One connection, to a server or to the proxy before it."""
+
+    def __init__(self, pool: Pool, url: str, timeout_s: float) -> None:
+        parts = urllib.parse.urlsplit(url)
+        self._pool, self.key, self.fresh, self.cut_off = pool, origin(url), True, False
+        host, port = parts.hostname or "", parts.port or _default_port(parts.scheme)
+        self._wire: socket.socket | None = None  # http.client forgets its own when the server will close
+        self._proxy = proxy_for(url)
+        self._absolute = self._proxy is not None and parts.scheme == "http"
+        near = (self._proxy.host, self._proxy.port) if self._proxy else (host, port)
+        if parts.scheme == "https":
+            context = pool.tls_context()
+            self._http: http.client.HTTPConnection = http.client.HTTPSConnection(
+                *near, timeout=timeout_s, context=context
+            )
+            if self._proxy:
+                login = {"Proxy-Authorization": self._proxy.authorization} if self._proxy.authorization else {}
+                self._http.set_tunnel(host, port, headers=login)
+        else:
+            self._http = http.client.HTTPConnection(*near, timeout=timeout_s)
+
+    def send(self, request: Request) -> Reply:
+        """Send ``request`` and read the head of the answer; raises what http.client raises."""
+        parts = urllib.parse.urlsplit(request.url)
+        target = urllib.parse.urlunsplit(("", "", parts.path or "/", parts.query, ""))
+        headers = {"Host": _netloc(parts), "Accept-Encoding": "identity", "User-Agent": "dm05-prep", **request.headers}
+        if self._absolute:
+            target = f"{parts.scheme}://{_netloc(parts)}{target}"
+            if self._proxy and self._proxy.authorization:
+                headers["Proxy-Authorization"] = self._proxy.authorization
+        self._http.putrequest(request.method, target, skip_host=True, skip_accept_encoding=True)
+        for name, value in headers.items():
+            self._http.putheader(name, value)
+        self._http.endheaders()
+        self._wire = self._http.sock
+        return Reply(self, self._http.getresponse(), request.url)
+
+    def cut(self) -> None:
+        """End whatever waits on this connection, from any thread."""
+        self.cut_off = True
+        if self._wire is not None:
+            try:
+                self._wire.shutdown(socket.SHUT_RDWR)
+            except OSError:
+                pass
+
+    def close(self) -> None:
+        """Close for good."""
+        self._http.close()
+        self._pool.forget(self)
+
+    def release(self, reusable: bool) -> None:
+        """Back to the pool, or closed."""
+        if reusable and not self.cut_off and self._http.sock is not None:
+            self.fresh = False
+            self._pool.keep(self)
+        else:
+            self.close()
+
+
+class Pool:
+    """Connections kept open between requests, shared by threads."""
+
+    def __init__(self, timeout_s: float) -> None:
+        self._timeout_s = timeout_s
+        self._lock = threading.Lock()
+        self._idle: dict[str, list[Link]] = {}
+        self._tls: ssl.SSLContext | None = None
+
+    def send(self, request: Request, opened: Callable[[Link], None] | None = None) -> Reply:
+        """Send over an idle connection, or a new one; a kept one that the server has closed is replaced.
+
+        Args:
+            opened: told the connection before it is used, so that it can be cut.
+
+        Raises:
+            Trouble: no answer.
+            PrepError: no answer, and waiting cannot help.
+        """
+        while True:
+            link = self._take(request.url)
+            if opened:
+                opened(link)
+            try:
+                return link.send(request)
+            except (OSError, http.client.HTTPException) as error:
+                link.close()
+                if link.fresh or link.cut_off or isinstance(error, TimeoutError):
+                    raise connection_failure(error, request.url) from None
+            except (ValueError, UnicodeError):
+                link.close()
+                what = "the address or a header of it cannot be sent"
+                raise PrepError(
+                    what, where=display(request.url), fix="Check the endpoint, the name and the token"
+                ) from None
+
+    def keep(self, link: Link) -> None:
+        """An idle connection."""
+        with self._lock:
+            self._idle.setdefault(link.key, []).append(link)
+
+    def forget(self, link: Link) -> None:
+        """A connection that is closed."""
+        with self._lock:
+            kept = self._idle.get(link.key, [])
+            if link in kept:
+                kept.remove(link)
+
+    def close(self) -> None:
+        """Close all idle connections."""
+        with self._lock:
+            links = [link for kept in self._idle.values() for link in kept]
+        for link in links:
+            link.close()
+
+    def tls_context(self) -> ssl.SSLContext:
+        """Trusts what Python trusts; SSL_CERT_FILE and SSL_CERT_DIR are honoured."""
+        with self._lock:
+            if self._tls is None:
+                self._tls = ssl.create_default_context()
+            return self._tls
+
+    def _take(self, url: str) -> Link:
+        with self._lock:
+            kept = self._idle.get(origin(url))
+            if kept:
+                return kept.pop()
+        return Link(self, url, self._timeout_s)
+
+
+def describe_failure(error: Exception, when: str) -> str:
+    """A connection error in words."""
+    if isinstance(error, TimeoutError):
+        return f"no byte came in time {when}"
+    if isinstance(error, ConnectionRefusedError):
+        return "connection refused"
+    if isinstance(error, socket.gaierror):
+        return "the host name cannot be resolved"
+    if isinstance(error, ConnectionError | http.client.RemoteDisconnected | http.client.IncompleteRead):
+        return f"the connection was closed {when}"
+    text = str(error.strerror or error) if isinstance(error, OSError) else type(error).__name__
+    return f"{text} {when}"
+
+
+def connection_failure(error: Exception, url: str) -> Exception:
+    """Trouble for a failed connection; PrepError for a failure that waiting cannot mend."""
+    host = urllib.parse.urlsplit(url).hostname
+    if isinstance(error, ssl.SSLCertVerificationError):
+        what = f"its certificate is not trusted: {error.verify_message}"
+        return PrepError(what, where=host, fix="Set SSL_CERT_FILE to the certificates to trust, and check the clock")
+    if isinstance(error, OSError) and str(error).startswith("Tunnel connection failed: 407"):
+        return PrepError("the proxy asks for a user and password", where=host, fix=PROXY_FIX)
+    return Trouble(describe_failure(error, "before an answer came"))
+
+
+def _netloc(parts: urllib.parse.SplitResult) -> str:
+    host = parts.hostname or ""
+    host = f"[{host}]" if ":" in host else host
+    return f"{host}:{parts.port}" if parts.port and parts.port != _default_port(parts.scheme) else host
+
+
+def _default_port(scheme: str) -> int:
+    return 443 if scheme == "https" else 80
+
+
+def _variable(scheme: str) -> str:
+    return f"${scheme.upper()}_PROXY"

@@ -1,0 +1,160 @@
+"""The files of a hub repository: its commit and tree, through huggingface_hub, with errors in words."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from dm05_schemas.errors import UsageError
+
+from dm05_prep.errors import PrepError
+from dm05_prep.sources.access import describe_status
+from dm05_prep.sources.connection import PROXY_FIX
+from dm05_prep.sources.hf_settings import HubSettings
+from dm05_prep.sources.retry import RETRY_STATUS, RetryPolicy, Trouble, persist, retry_after
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, kw_only=True)
+class HubFile:
+    """One file of a commit; ``sha256`` for large files, ``git_sha1`` for the others, size in bytes."""
+
+    name: str
+    size: int
+    sha256: str | None
+    git_sha1: str | None
+    xet: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Repository:
+    """A repository of the hub, type ``dataset`` or ``model``."""
+
+    name: str
+    type: str
+    settings: HubSettings
+
+    @property
+    def page(self) -> str:
+        """Its page, where a licence may be accepted."""
+        return f"{self.settings.endpoint}/{'datasets/' if self.type == 'dataset' else ''}{self.name}"
+
+    @property
+    def network_fix(self) -> str:
+        """What to look at when the hub does not answer."""
+        return f"Check the network, HF_ENDPOINT (now {self.settings.endpoint}) and HTTPS_PROXY, then run it again"
+
+    def commit(self, revision: str | None, policy: RetryPolicy) -> str:
+        """The commit that a branch or tag stands for, 40 hex digits.
+
+        Raises:
+            PrepError: no such repository or revision, no access, no answer.
+        """
+        api = self._api()
+        call = functools.partial(
+            api.repo_info, self.name, repo_type=self.type, revision=revision, timeout=policy.stall_s
+        )
+        commit = self._persist(lambda: call().sha, revision, policy)
+        if not isinstance(commit, str):
+            raise PrepError("the hub names no commit", where=self._at(revision), fix=self.network_fix)
+        return commit
+
+    def tree(self, commit: str, policy: RetryPolicy) -> list[HubFile]:
+        """All files of ``commit``; raises like :meth:`commit`."""
+        api = self._api()
+        call = functools.partial(
+            api.list_repo_tree, self.name, repo_type=self.type, revision=commit, recursive=True, expand=False
+        )
+        entries = self._persist(lambda: list(call()), commit, policy)
+        return [_file(entry) for entry in entries if hasattr(entry, "blob_id")]
+
+    def url(self, commit: str, name: str) -> str:
+        """The address that answers with the file, or redirects to it."""
+        from huggingface_hub import hf_hub_url
+
+        return hf_hub_url(self.name, name, repo_type=self.type, revision=commit, endpoint=self.settings.endpoint)
+
+    def refused(self, status: int, code: str | None, at: str) -> PrepError:
+        """What the hub's 4xx means; ``code`` is its X-Error-Code, ``at`` the thing asked for."""
+        have = self.settings.token_place
+        what = f"({describe_status(status)}{f', {code}' if code else ''}, with {have})"
+        if code == "GatedRepo":
+            fix = f"Accept the conditions on {self.page} and set HF_TOKEN to a token of that account"
+            return PrepError(f"access is gated {what}", where=at, fix=fix)
+        if code == "RevisionNotFound":
+            return PrepError(f"no such branch, tag or commit {what}", where=at, fix="Check --revision")
+        if status == 404 and code == "EntryNotFound":
+            return PrepError(f"no such file {what}", where=at, fix=f"See {self.page}/tree/main")
+        if status in (401, 403, 404):
+            fix = f"Check the name and HF_TOKEN, and accept the conditions, if any, on {self.page}"
+            return PrepError(f"does not exist, or may not be read {what}", where=at, fix=fix)
+        return PrepError(f"refused {what}", where=at, fix=f"See {self.page}")
+
+    def _at(self, revision: str | None) -> str:
+        return f"{self.name}@{revision}" if revision else self.name
+
+    def _api(self) -> Any:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # it warns about HF_HUB_ENABLE_HF_TRANSFER, which we heed ourselves
+            from huggingface_hub import HfApi
+        logging.getLogger("huggingface_hub").setLevel("ERROR")
+        return HfApi(endpoint=self.settings.endpoint, token=self.settings.token or False)
+
+    def _persist(self, call: Callable[[], T], revision: str | None, policy: RetryPolicy) -> T:
+        at = self._at(revision)
+        return persist(lambda: self._translated(call, at), policy, where=at, fix=self.network_fix)
+
+    def _translated(self, call: Callable[[], T], at: str) -> T:
+        """``call``, its errors as Trouble or PrepError; the library's own texts may hold addresses with secrets."""
+        import httpx2
+        from huggingface_hub import errors
+
+        try:
+            return call()
+        except errors.HFValidationError:
+            raise UsageError("is no name of a repository", where=at, fix="For example: --uri Dexmal/libero") from None
+        except errors.OfflineModeIsEnabled:
+            raise PrepError("offline mode is on", where=at, fix="Unset HF_HUB_OFFLINE") from None
+        except errors.HfHubHTTPError as error:
+            response = getattr(error, "response", None)
+            status = response.status_code if response is not None else 0
+            headers = dict(response.headers.items()) if response is not None else {}
+            if status in RETRY_STATUS or status >= 500:
+                named = {name.title(): value for name, value in headers.items()}
+                raise Trouble(describe_status(status), retry_after(named)) from None
+            raise self.refused(status, headers.get("x-error-code"), at) from None
+        except httpx2.ProxyError:
+            raise PrepError("the proxy refuses", where=at, fix=PROXY_FIX) from None
+        except (httpx2.HTTPError, OSError) as error:
+            raise Trouble(_describe(error)) from None
+        except (ValueError, KeyError, TypeError, AttributeError):
+            raise Trouble("the answer is not in the form that a hub sends; is a proxy in between?") from None
+
+
+def _describe(error: Exception) -> str:
+    import httpx2
+
+    if isinstance(error, httpx2.TimeoutException):
+        return "no answer came in time"
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, OSError) and cause.strerror:
+            return f"cannot connect: {cause.strerror}"
+        cause = cause.__cause__ or cause.__context__
+    return f"the connection failed ({type(error).__name__})"
+
+
+def _file(entry: Any) -> HubFile:
+    lfs = entry.lfs
+    return HubFile(
+        name=entry.path,
+        size=entry.size,
+        sha256=lfs.sha256 if lfs else None,
+        git_sha1=None if lfs else entry.blob_id,
+        xet=bool(getattr(entry, "xet_hash", None)),
+    )

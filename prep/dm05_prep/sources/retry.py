@@ -1,0 +1,145 @@
+"""When to try again, after how long, and when to stop trying."""
+
+from __future__ import annotations
+
+import email.utils
+import os
+import random
+import re
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from email.message import Message
+from typing import TypeVar
+
+from dm05_schemas.errors import UsageError
+
+from dm05_prep.console import warn
+from dm05_prep.errors import PrepError
+
+LONGEST_WAIT_S = 3600.0
+_RATE_LIMIT_RESET = re.compile(r";\s*t=(\d+)")
+T = TypeVar("T")
+RETRY_STATUS = frozenset({408, 429, 500, 502, 503, 504})
+
+
+class Stopped(PrepError):
+    """The caller asked to stop; what has arrived is kept and is continued by the next run."""
+
+    def __init__(self) -> None:
+        super().__init__("stopped", fix="Run the same command again to continue")
+
+
+class Trouble(Exception):
+    """Something that may be over in a while.
+
+    Args:
+        reason: what happened, for the message that is shown if it does not pass.
+        retry_after_s: what the server asked for.
+    """
+
+    def __init__(self, reason: str, retry_after_s: float | None = None) -> None:
+        super().__init__(reason)
+        self.reason, self.retry_after_s = reason, retry_after_s
+
+
+@dataclass(frozen=True, kw_only=True)
+class RetryPolicy:
+    """Pauses of ``first_pause_s``, twice that, ... ``longest_pause_s``; ``tries`` in a row without a new byte fail.
+
+    ``stall_s``: a connection that brings no byte for so long is opened anew; also the limit for connecting.
+    """
+
+    tries: int = 8
+    first_pause_s: float = 1.0
+    longest_pause_s: float = 60.0
+    stall_s: float = 30.0
+
+    @classmethod
+    def from_environment(cls, stall_s: float | None = None) -> RetryPolicy:
+        """The defaults, with $DM05_PREP_RETRY_TRIES, $DM05_PREP_RETRY_PAUSE_S and $DM05_PREP_STALL_S in their place."""
+        return cls(
+            tries=max(1, int(_number("DM05_PREP_RETRY_TRIES", cls.tries))),
+            first_pause_s=_number("DM05_PREP_RETRY_PAUSE_S", cls.first_pause_s),
+            stall_s=_number("DM05_PREP_STALL_S", stall_s or cls.stall_s),
+        )
+
+
+class Backoff:
+    """Counts failures in a row of one thing that is tried again and again."""
+
+    def __init__(self, policy: RetryPolicy, stop: threading.Event, notify: Callable[[str], None]) -> None:
+        self._policy, self._stop, self._notify = policy, stop, notify
+        self._failures = 0
+
+    def progressed(self) -> None:
+        """New bytes came: the count starts again."""
+        self._failures = 0
+
+    def pause(self, trouble: Trouble, where: str, fix: str) -> None:
+        """Wait before the next try.
+
+        Raises:
+            PrepError: this was the last try; the text has the reason, and ``fix``.
+            Stopped: ``stop`` was set.
+        """
+        self._failures += 1
+        if self._failures >= self._policy.tries:
+            what = f"{trouble.reason} ({self._failures} tries without progress)"
+            raise PrepError(what, where=where, fix=fix) from None
+        pause = trouble.retry_after_s
+        if pause is None:
+            doubled = self._policy.first_pause_s * 2.0 ** (self._failures - 1)
+            pause = min(doubled, self._policy.longest_pause_s) * random.uniform(0.75, 1.25)
+        elif pause > LONGEST_WAIT_S:
+            what = f"{trouble.reason}; the server asks to wait {pause / 3600:.1f} hours"
+            raise PrepError(what, where=where, fix="Run the same command again then, it continues") from None
+        if pause >= 5:
+            number = f"try {self._failures + 1} of {self._policy.tries}"
+            self._notify(f"{where}: {trouble.reason}; {number} in {pause:.0f} s")
+        if self._stop.wait(pause):
+            raise Stopped
+
+
+def retry_after(headers: Mapping[str, str] | Message) -> float | None:
+    """Seconds that ``Retry-After`` (a number or a date) or the hub's ``RateLimit`` ask for; None if neither does."""
+    text = (headers.get("Retry-After") or "").strip()
+    reset = _RATE_LIMIT_RESET.search(headers.get("RateLimit") or "")
+    if not text and reset:
+        text = reset[1]
+    if text.isdigit():
+        return float(text)
+    try:
+        return max(0.0, email.utils.parsedate_to_datetime(text).timestamp() - time.time())
+    except (TypeError, ValueError, OverflowError):
+        return None
+
+
+def _number(name: str, default: float) -> float:
+    text = os.environ.get(name, "")
+    try:
+        value = float(text) if text else default
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < float("inf"):
+        raise UsageError(f"is {text!r}, not a number of at least 0", where=f"${name}", fix="Correct or unset it")
+    return value
+
+
+def persist(
+    call: Callable[[], T],
+    policy: RetryPolicy,
+    *,
+    where: str,
+    fix: str,
+    stop: threading.Event | None = None,
+    notify: Callable[[str], None] = warn,
+) -> T:
+    """What ``call`` returns, called again after a pause as long as it raises Trouble; see :meth:`Backoff.pause`."""
+    backoff = Backoff(policy, stop or threading.Event(), notify)
+    while True:
+        try:
+            return call()
+        except Trouble as trouble:
+            backoff.pause(trouble, where, fix)
