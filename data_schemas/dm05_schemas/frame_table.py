@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import os
 import zlib
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -24,7 +25,29 @@ BATCH_ROWS = 1 << 16
 CHUNK_BYTES = 1 << 22
 BLOB_FIELDS = ("blob", "offset", "length", "crc32")
 
-Columns = dict[str, Any]
+CameraColumns = Mapping[str, Any]
+
+
+class Rows(NamedTuple):
+    """Neighbouring rows: episode, frame and prompt number int32 [n], state [n, S] and target [n, A] float32."""
+
+    episode: NDArray[np.int32]
+    frame: NDArray[np.int32]
+    prompt: NDArray[np.int32]
+    state: NDArray[np.float32]
+    target: NDArray[np.float32]
+
+    def checksums(self) -> list[int]:
+        """CRC-32 of each row."""
+        numbers = np.stack(self[:3], axis=1).astype(np.int32).view(np.uint8)
+        vectors = (np.ascontiguousarray(part, dtype=np.float32).view(np.uint8) for part in self[3:])
+        whole = np.concatenate([numbers, *vectors], axis=1)
+        return [zlib.crc32(row) for row in whole]
+
+
+def url_checksum(url: str, frame_idx: int) -> int:
+    """CRC-32 of where an image file, or a frame of a video, is."""
+    return zlib.crc32(f"{url}\0{frame_idx}".encode())
 
 
 class FrameWriter:
@@ -53,13 +76,14 @@ class FrameWriter:
         """Close the file; without `finish` it is not complete."""
         self._sink.close()
 
-    def add(self, columns: Columns) -> None:
+    def add(self, rows: Rows, cameras: Mapping[str, CameraColumns]) -> None:
         """Append the rows of one episode.
 
         Args:
-            columns: episode, frame, prompt int32 [n]; state [n, S], target [n, A] float32; for each camera a dict with
-                an array or list [n] for each field of its struct.
+            rows: what every frame has.
+            cameras: for each camera, by its key, an array or list [n] for each field of its struct.
         """
+        columns = {**rows._asdict(), "crc32": rows.checksums(), **cameras}
         arrays = [_to_arrow(columns[field.name], field.type) for field in self._schema]
         self._waiting.append(pa.record_batch(arrays, schema=self._schema))
         self._rows += len(arrays[0])
@@ -115,6 +139,28 @@ class FrameTable:
     def error(self, what: str) -> DataError:
         """A DataError of this file that says how to rebuild it."""
         return DataError(what, where=self.path, fix=self._info.rebuild)
+
+    def frames(self, row: int, count: int) -> Rows:
+        """Rows from `row` on, their checksums compared.
+
+        Raises:
+            DataError: the file was cut short or changed since it was written.
+        """
+        rows = Rows(*(self.rows(name, row, count) for name in Rows._fields))
+        if rows.checksums() != self.rows("crc32", row, count).tolist():
+            raise self.error(f"row {row} was changed since it was written")
+        return rows
+
+    def url(self, camera: str, row: int) -> tuple[str, int]:
+        """Url and frame number (-1 for an image) of a camera whose images are files.
+
+        Raises:
+            DataError: the file was cut short or changed since it was written.
+        """
+        url, frame = self.text(f"{camera}.url", row), int(self.rows(f"{camera}.frame_idx", row)[0])
+        if url_checksum(url, frame) != self.rows(f"{camera}.crc32", row)[0]:
+            raise self.error(f"row {row} was changed since it was written")
+        return url, frame
 
     def rows(self, name: str, row: int, count: int = 1) -> NDArray[Any]:
         """Values [count] or [count, D] of a column ("state", "images_1.offset") from `row` on.

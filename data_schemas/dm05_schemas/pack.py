@@ -8,9 +8,10 @@
                              episode int32, frame int32, prompt int32 (numbers into the lists of pack.json)
                              state float32[S]; target float32[A]: the action, or the following state where an episode
                                has no actions
+                             crc32 uint32 of the five before
                              one struct a camera, named by its key:
-                               blobs: blob int32, offset int64, length int32, crc32 uint32 (of the encoded bytes)
-                               files: url string, frame_idx int32 (-1 for an image)
+                               blobs: blob int32, offset int64, length int32, crc32 uint32 of the encoded image
+                               files: url string, frame_idx int32 (-1 for an image), crc32 uint32 of the two
       images-00000.bin     blobs: encoded images back to back; or the tar parts themselves, wherever they are
     libero_pi0_all/.frames/
       pack.json, frames.arrow   the same with images as files: what training keeps of a jsonl folder
@@ -85,14 +86,15 @@ def arrow_schema(info: PackInfo | DatasetSpec, images: ImageStore) -> pa.Schema:
     camera = pa.struct(
         [("blob", pa.int32()), ("offset", pa.int64()), ("length", pa.int32()), ("crc32", pa.uint32())]
         if images == "blobs"
-        else [("url", pa.string()), ("frame_idx", pa.int32())]
+        else [("url", pa.string()), ("frame_idx", pa.int32()), ("crc32", pa.uint32())]
     )
     numbers = [pa.field(name, pa.int32(), nullable=False) for name in ("episode", "frame", "prompt")]
     vectors = [
         pa.field(name, pa.list_(pa.field("item", pa.float32(), nullable=False), dims), nullable=False)
         for name, dims in (("state", info.state_dim), ("target", info.action_dim))
     ]
-    return pa.schema([*numbers, *vectors, *(pa.field(key, camera, nullable=False) for key in cameras)])
+    check = pa.field("crc32", pa.uint32(), nullable=False)
+    return pa.schema([*numbers, *vectors, check, *(pa.field(key, camera, nullable=False) for key in cameras)])
 
 
 def write_info(folder: Path, info: PackInfo) -> Path:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
 import secrets
 import shutil
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -14,25 +16,31 @@ from typing import Any
 import numpy as np
 
 from dm05_schemas.episode import Episode
-from dm05_schemas.frame_table import CHUNK_BYTES, FrameWriter
+from dm05_schemas.frame_table import CHUNK_BYTES, CameraColumns, FrameWriter, Rows, url_checksum
 from dm05_schemas.pack import FRAMES_NAME, FileRecord, ImageStore, PackInfo, write_info
 from dm05_schemas.registry import DatasetSpec
 from dm05_schemas.version import tool_version
-
-CameraColumns = Mapping[str, Any]
 
 
 @contextmanager
 def replaced_folder(target: Path) -> Iterator[Path]:
     """A new folder beside ``target`` that takes its place when the block ends well, and is removed when it does not.
 
-    What an earlier, killed run left behind is removed first.
+    What earlier, killed runs left behind is removed first.
+
+    Raises:
+        OSError: the folder cannot be made, or ``target`` is a file.
     """
+    if target.exists() and not target.is_dir():
+        raise NotADirectoryError(errno.ENOTDIR, "is a file where a folder is due", str(target))
     target.parent.mkdir(parents=True, exist_ok=True)
-    for leftover in target.parent.glob(f".{target.name.lstrip('.')}-*.tmp"):
-        shutil.rmtree(leftover, ignore_errors=True)
-    new = target.with_name(f".{target.name.lstrip('.')}-{secrets.token_hex(6)}.tmp")
+    stem = f".{target.name.lstrip('.')}-"
+    for leftover in target.parent.glob(f"{stem}*.tmp"):
+        _remove_if_left(leftover)
+    new = target.with_name(f"{stem}{secrets.token_hex(6)}.tmp")
     new.mkdir()
+    handle = os.open(new, os.O_RDONLY)
+    _lock(handle)
     try:
         yield new
         old = new.with_suffix(".old.tmp")
@@ -43,6 +51,30 @@ def replaced_folder(target: Path) -> Iterator[Path]:
     except BaseException:
         shutil.rmtree(new, ignore_errors=True)
         raise
+    finally:
+        os.close(handle)
+
+
+def _lock(handle: int) -> bool:
+    """Whether nobody else holds the lock of an open folder; it is then ours."""
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:  # held, or a file system without locks
+        return False
+    return True
+
+
+def _remove_if_left(folder: Path) -> None:
+    """Remove a temporary folder that no living process is writing to."""
+    try:
+        handle = os.open(folder, os.O_RDONLY)
+    except OSError:
+        return
+    try:
+        if _lock(handle):
+            shutil.rmtree(folder, ignore_errors=True)
+    finally:
+        os.close(handle)
 
 
 class PackWriter:
@@ -78,15 +110,14 @@ class PackWriter:
         """
         frames = len(episode)
         numbers = np.array([self._prompts.setdefault(text, len(self._prompts)) for text in episode.prompts])
-        columns: dict[str, Any] = {
-            "episode": np.full(frames, len(self._episodes), dtype=np.int32),
-            "frame": np.arange(frames, dtype=np.int32),
-            "prompt": numbers[episode.prompt_ids].astype(np.int32),
-            "state": episode.state,
-            "target": _targets(episode),
-            **dict(zip(self._spec.image_keys, cameras, strict=True)),
-        }
-        self._table.add(columns)
+        rows = Rows(
+            episode=np.full(frames, len(self._episodes), dtype=np.int32),
+            frame=np.arange(frames, dtype=np.int32),
+            prompt=numbers[episode.prompt_ids].astype(np.int32),
+            state=episode.state,
+            target=_targets(episode),
+        )
+        self._table.add(rows, dict(zip(self._spec.image_keys, cameras, strict=True)))
         self._episodes.append(name)
         self._frames.append(frames)
 
@@ -123,8 +154,12 @@ class PackWriter:
 
 def file_columns(episode: Episode) -> list[CameraColumns]:
     """The camera columns of a dataset whose images stay files."""
-    cameras = range(episode.frame_idx.shape[1])
-    return [{"url": [urls[v] for urls in episode.urls], "frame_idx": episode.frame_idx[:, v]} for v in cameras]
+    columns: list[CameraColumns] = []
+    for camera in range(episode.frame_idx.shape[1]):
+        urls, frames = [urls[camera] for urls in episode.urls], episode.frame_idx[:, camera].tolist()
+        checks = [url_checksum(url, frame) for url, frame in zip(urls, frames, strict=True)]
+        columns.append({"url": urls, "frame_idx": frames, "crc32": checks})
+    return columns
 
 
 def _targets(episode: Episode) -> np.ndarray[Any, np.dtype[np.float32]]:

@@ -14,9 +14,10 @@ from typing import Protocol
 
 from dm05_schemas.episode import Episode, read_episode
 from dm05_schemas.errors import DataError
+from dm05_schemas.frame_table import CameraColumns
 from dm05_schemas.index import index_path, read_index
 from dm05_schemas.pack import PACK_DIR, FileRecord, PackInfo, check_files, check_matches, read_info
-from dm05_schemas.pack_writer import CameraColumns, PackWriter, replaced_folder
+from dm05_schemas.pack_writer import PackWriter, replaced_folder
 from dm05_schemas.registry import DatasetSpec, lookup
 from dm05_schemas.workspace import Workspace
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from dm05_schemas.episode import Episode
 from dm05_schemas.errors import DataError
+from dm05_schemas.frame_table import CameraColumns
 from dm05_schemas.pack import FileRecord
-from dm05_schemas.pack_writer import CameraColumns
 from dm05_schemas.registry import DatasetSpec
 from dm05_schemas.workspace import Workspace
 

