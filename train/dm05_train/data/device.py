@@ -26,10 +26,11 @@ class Pinned:
         self._attach()
 
     def follow(self, capacity: int) -> None:
-        """Map the arena again if the worker made it longer."""
-        if capacity != self.arena.capacity:
+        """Map the arena again if it has become longer."""
+        if capacity != self.bytes.numel():
             self._release()
-            self.arena.remap()
+            if capacity != self.arena.capacity:
+                self.arena.remap()
             self._attach()
 
     def close(self) -> None:
