@@ -95,7 +95,7 @@ def scan_episode(path: Path, spec: DatasetSpec, *, data: bytes | None = None) ->
         except OSError as error:
             return None, [finding("unreadable", path, None, f"cannot be read: {error.strerror or error}")]
     try:
-        return _assemble(path, _plain_frames(data), spec, data.count(b":")), []
+        return _fast(path, data, spec)
     except _Odd:
         pass
     frames, findings = _careful(path, data, spec)
@@ -104,12 +104,12 @@ def scan_episode(path: Path, spec: DatasetSpec, *, data: bytes | None = None) ->
     return _assemble(path, frames, spec), findings
 
 
-def _plain_frames(data: bytes) -> list[dict[str, Any]]:
-    """The parsed lines of a file whose text has nothing odd."""
-    if not data.endswith(b"\n") or b"\r" in data or b"\\u003" in data:
+def _fast(path: Path, data: bytes, spec: DatasetSpec) -> tuple[Episode, list[Finding]]:
+    """The episode of a file without errors, and the warnings that concern line ends and prompts."""
+    lines, findings = _split(path, data)
+    if b"\\u003" in data or len(lines) < 2 or data.count(b"\r") != data.count(b"\r\n"):
         raise _Odd
-    lines = data[:-1].split(b"\n")
-    if len(lines) < 2 or (len(data) > HUGE_LINE and max(map(len, lines)) > HUGE_LINE):
+    if len(data) > HUGE_LINE and max(map(len, lines)) > HUGE_LINE:
         raise _Odd
     try:
         frames = list(map(orjson.loads, lines))
@@ -117,7 +117,28 @@ def _plain_frames(data: bytes) -> list[dict[str, Any]]:
         raise _Odd from None
     if set(map(type, frames)) != {dict}:
         raise _Odd
-    return frames
+    episode = _assemble(path, frames, spec, data.count(b":"))
+    for number, prompt in enumerate(episode.prompts):
+        problems = prompt_problems(prompt)
+        rows = np.flatnonzero(episode.prompt_ids == number).tolist() if problems else []
+        findings += [finding(kind, path, row + 1, detail) for row in rows for kind, detail in problems]
+    return episode, sorted(findings, key=lambda item: item.line or 0)
+
+
+def _split(path: Path, data: bytes) -> tuple[list[bytes], list[Finding]]:
+    """The lines without their ends, and what is to be said about the ends."""
+    found = []
+    *lines, rest = data.split(b"\n")
+    if b"\r" in data:
+        ends = [number for number, line in enumerate(lines, 1) if line.endswith(b"\r")]
+        lines = [line.removesuffix(b"\r") for line in lines]
+        if ends:
+            found.append(finding("crlf", path, ends[0], f"{len(ends)} of {len(lines)} lines end in CR LF"))
+    if rest:
+        lines.append(rest)
+        if rest.strip():
+            found.append(finding("no-final-newline", path, len(lines), "no newline at the end of the file"))
+    return lines, found
 
 
 def _assemble(path: Path, frames: list[dict[str, Any]], spec: DatasetSpec, colons: int | None = None) -> Episode:
@@ -139,8 +160,6 @@ def _assemble(path: Path, frames: list[dict[str, Any]], spec: DatasetSpec, colon
         entries = {key: [frame[key] for frame in frames] for key in spec.image_keys}
         views = [_view(column) for column in entries.values()]
         if colons is not None:
-            if any(map(prompt_problems, prompts)):
-                raise _Odd
             expected = sum(_colons_of(column, _VIEW_KEYS) for column in entries.values())
             expected += _colons_of(frames, _FRAME_KEYS.union(entries))
             expected += int(np.array([prompt.count(":") for prompt in prompts])[prompt_ids].sum())
@@ -227,11 +246,8 @@ def _careful(path: Path, data: bytes, spec: DatasetSpec) -> tuple[list[dict[str,
     if data.startswith(BOM):
         found.append(finding("bom", path, 1, "starts with a byte order mark"))
         data = data[len(BOM) :]
-    lines = data.split(b"\n")
-    if lines[-1] == b"":
-        lines.pop()
-    elif lines[-1].strip():
-        found.append(finding("no-final-newline", path, len(lines), "no newline at the end of the file"))
+    lines, ends = _split(path, data)
+    found += ends
     frames, numbers = [], []
     for number, line in enumerate(lines, 1):
         frame, problems = parse_line(line, spec)
@@ -239,35 +255,26 @@ def _careful(path: Path, data: bytes, spec: DatasetSpec) -> tuple[list[dict[str,
         if isinstance(frame, dict):
             frames.append(frame)
             numbers.append(number)
-    found += _crlf(path, lines)
     blank = sum(item.kind == "blank-line" for item in found)
     found += _whole(path, frames, numbers, len(lines) - blank, spec)
     return frames, sorted(found, key=lambda item: item.line or 0)
 
 
 def parse_line(line: bytes, spec: DatasetSpec) -> tuple[object, Iterable[tuple[str, str]]]:
-    """The value of one line (without its newline), None when it has none, and (kind, detail) of all that is wrong."""
-    body = line.removesuffix(b"\r")
-    blank = blank_line(body)
+    """The value of one line without its line end, None when it has none, and (kind, detail) of all that is wrong."""
+    blank = blank_line(line)
     if blank:
         return None, [("blank-line", blank)]
     problems: list[tuple[str, str]] = []
     if len(line) > HUGE_LINE:
         problems.append(("huge-line", f"line of {len(line) / 2**20:.1f} MiB"))
-    if b"\r" in body:
+    if b"\r" in line:
         problems.append(("lone-cr", "carriage return without line feed"))
     try:
-        frame = strict_json.parse(body)
+        frame = strict_json.parse(line)
     except strict_json.JsonProblem as problem:
-        return None, problems if b"\r" in body else [*problems, (problem.kind, problem.detail)]
+        return None, problems if b"\r" in line else [*problems, (problem.kind, problem.detail)]
     return frame, [*problems, *check_frame(frame, spec)]
-
-
-def _crlf(path: Path, lines: list[bytes]) -> list[Finding]:
-    ends = [number for number, line in enumerate(lines, 1) if line.endswith(b"\r")]
-    if not ends:
-        return []
-    return [finding("crlf", path, ends[0], f"{len(ends)} of {len(lines)} lines end in CR LF")]
 
 
 def _whole(

@@ -35,15 +35,15 @@ def parse(raw: bytes) -> Any:
         value = json.loads(
             text, object_pairs_hook=_pairs, parse_constant=_constant, parse_float=_number, parse_int=_integer
         )
-        orjson.loads(raw)
-    except JsonProblem:
-        raise
     except RecursionError:
         raise JsonProblem("bad-json", "not JSON: nested too deep") from None
     except json.JSONDecodeError as error:
-        raise JsonProblem("bad-json", f"not JSON: {error.msg} at column {error.colno}") from None
-    except ValueError as error:  # orjson refuses what json lets pass, such as half a surrogate pair
-        raise JsonProblem("bad-json", f"not JSON: {str(error).partition(': line')[0]}") from None
+        raise JsonProblem("bad-json", f"not JSON at column {error.colno}: {error.msg}") from None
+    try:
+        orjson.loads(raw)
+    except orjson.JSONDecodeError as error:  # it refuses two things that json lets pass
+        why = "nested too deep" if "depth" in error.msg else "half a surrogate pair"
+        raise JsonProblem("bad-json", f"not JSON: {why}") from None
     return value
 
 

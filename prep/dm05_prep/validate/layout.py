@@ -119,7 +119,7 @@ def _check_ends(path: Path, spec: DatasetSpec, images: Path | None, frames: int 
         yield finding("bom", path, 1, "starts with a byte order mark")
         head = head[len(BOM) :]
     for line, number in ((head, 1), (tail, frames)):
-        frame, problems = parse_line(line, spec)
+        frame, problems = parse_line(line.removesuffix(b"\r"), spec)
         yield from (finding(kind, path, number, detail) for kind, detail in problems)
         if images is not None and isinstance(frame, dict):
             yield from _check_urls(path, number, frame, spec, images)
