@@ -75,3 +75,16 @@ def load_model(config: TrainConfig, world: World, folder: Path, mode: Mode) -> D
     freeze_untrained(model)
     model.set_checkpointing(config.trainer_config.gradient_checkpointing)
     return model.train()
+
+
+def checkpoint_files(folder: Path, config: TrainConfig, mode: Mode) -> dict[str, bytes]:
+    """The small files of every checkpoint of a run, by name.
+
+    Read once, at the start: the folder the run came from may be rotated away later. config.json says what is true of
+    the new weights: their dtype and the chunk they were trained for.
+    """
+    files = {path.name: path.read_bytes() for path in small_files(folder)}
+    settings = json.loads(files["config.json"])
+    settings |= {"dtype": str(weight_dtype(mode)).removeprefix("torch."), "chunk_size": config.model_config.chunk_size}
+    files["config.json"] = (json.dumps(settings, indent=2) + "\n").encode()
+    return files

@@ -58,9 +58,9 @@ def train(arguments: Sequence[str]) -> int:
         chosen = plan(os.environ, count_gpus())
         if chosen.processes > 1:
             return start(chosen, arguments, os.environ)
-    from dm05_train.loop import train as train_loop
+    from dm05_train.train import train as train_here
 
-    return train_loop(config, os.environ)
+    return train_here(config, os.environ)
 
 
 def dispatch() -> int:

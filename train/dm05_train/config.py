@@ -11,10 +11,11 @@ import importlib.util
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from dm05_schemas.errors import UsageError
 
+C = TypeVar("C", bound="TrainConfig")
 Precision = Literal["auto", "fp32", "bf16", "bf16_compensated", "fp32_master"]
 
 
@@ -243,7 +244,7 @@ class TrainConfig:
         )
 
     @classmethod
-    def defaults(cls, environ: Mapping[str, str]) -> TrainConfig:
+    def defaults(cls: type[C], environ: Mapping[str, str]) -> C:
         """The defaults with the environment laid over them.
 
         Raises:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 
 from dm05_schemas.registry import DatasetSpec
@@ -14,32 +15,55 @@ from dm05_train.data.loader import Loader
 from dm05_train.env import World, broadcast, together
 from dm05_train.model.config import DM05Config
 from dm05_train.prompt import PromptBuilder
+from dm05_train.start import Start
 
 
-def statistics(config: TrainConfig, world: World, workspace: Workspace, spec: DatasetSpec) -> NormStats:
+def stats_key(config: TrainConfig, spec: DatasetSpec) -> tuple[str, int, str]:
+    """Dataset, chunk size and action mode: what statistics belong to."""
+    return spec.name, config.model_config.chunk_size, config.data_config.action_mode or spec.action_mode
+
+
+@dataclass(frozen=True, kw_only=True)
+class Statistics:
+    """Normalisation statistics, and the files they were read from by their place in a checkpoint."""
+
+    stats: NormStats
+    files: dict[str, bytes]
+
+
+def statistics(config: TrainConfig, world: World, workspace: Workspace, spec: DatasetSpec, start: Start) -> Statistics:
     """The normalisation statistics on every rank; rank 0 reads them, or computes and stores missing ones.
+
+    A continued run keeps those in its checkpoint.
 
     Raises:
         DataError: they cannot be read or computed.
     """
-    root = config.data_config.norm_stats_root or workspace.norm_stats_dir
-    mode = config.data_config.action_mode or spec.action_mode
-    key = (spec.name, config.model_config.chunk_size, mode)
+    key = stats_key(config, spec)
 
-    def read_or_compute() -> NormStats | None:
+    def read_or_compute() -> Statistics | None:
         if not world.is_main:
             return None
-        stem = root / stats_stem(*key)
-        if not any(stem.with_suffix(suffix).is_file() for suffix in (".parquet", ".json")):
+        root = config.data_config.norm_stats_root or workspace.norm_stats_dir
+        if start.state is not None and stats_files(start.folder / "norm_stats", key):
+            root = start.folder / "norm_stats"
+        elif not stats_files(root, key):
             from dm05_prep.norm_stats import compute
 
-            print(f"no normalisation statistics in {root} for {spec.name}, chunk {key[1]}, {mode}: computing them")
-            compute(workspace, spec, key[1], mode, out=root)
-        return find_stats(root, *key, spec.robot_type)
+            print(f"no normalisation statistics in {root} for {key[0]}, chunk {key[1]}, {key[2]}: computing them")
+            compute(workspace, spec, key[1], key[2], out=root)
+        files = {f"norm_stats/{path.name}": path.read_bytes() for path in stats_files(root, key)}
+        return Statistics(stats=find_stats(root, *key, spec.robot_type), files=files)
 
-    stats = broadcast(world, together(world, read_or_compute))
-    assert stats is not None
-    return stats
+    found = broadcast(world, together(world, read_or_compute))
+    assert found is not None
+    return found
+
+
+def stats_files(root: Path, key: tuple[str, int, str]) -> list[Path]:
+    """The files a folder holds of the statistics of a dataset, chunk size and action mode."""
+    paths = [root / f"{stats_stem(*key)}{suffix}" for suffix in (".parquet", ".json")]
+    return [path for path in paths if path.is_file()]
 
 
 def training_data(

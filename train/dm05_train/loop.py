@@ -1,4 +1,4 @@
-"""The training run: one step on one screen, and the story around it."""
+"""The training loop: one step on one screen, and what happens between steps."""
 
 from __future__ import annotations
 
@@ -8,30 +8,20 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
-from dm05_schemas.registry import lookup
-from dm05_schemas.workspace import Workspace
 from torch import Tensor, nn
 
-from dm05_train.build import (
-    load_model,
-    precision_mode,
-    share_small_files,
-    small_files,
-)
-from dm05_train.config import TrainConfig, as_plain
-from dm05_train.env import World, broadcast, join, leave, lost_peers, together
-from dm05_train.inputs import prompt_builder, statistics, training_data, training_loader
+from dm05_train.config import TrainConfig
+from dm05_train.env import World
 from dm05_train.metrics import Metrics, StepLog
 from dm05_train.model.dm05 import DM05
 from dm05_train.model.noise import draw
-from dm05_train.optim import Optimizer, build_optimizer
+from dm05_train.optim import Optimizer
+from dm05_train.optim.precision import Mode
 from dm05_train.optim.schedule import learning_rate
-from dm05_train.parallel import gradient_sync, wrap
-from dm05_train.perf.switches import Switches
+from dm05_train.parallel import gradient_sync
 from dm05_train.saver import Saver
 from dm05_train.signals import StopSignal
 from dm05_train.snapshot import take_snapshot
-from dm05_train.start import agree_on_start, new_run_name, output_folder, restore_optimizer
 from dm05_train.watch import Watch
 
 
@@ -55,7 +45,7 @@ class Run:
     dataset_size: int
     seed: int
     name: str
-    precision: str
+    precision: Mode
     step: int = 0
     samples: int = 0
     async_loss: bool = False
@@ -145,79 +135,3 @@ def run_steps(run: Run, saver: Saver, metrics: Metrics, stop: StopSignal) -> Non
             return
     watch.account(log.drain())
     saver.wait()
-
-
-def train(config: TrainConfig, environ: Mapping[str, str]) -> int:
-    """Train as the configuration says; gives the exit code 0.
-
-    Raises:
-        DM05Error: the run cannot start or go on; what to do is said, and the ranks end together.
-    """
-    world = World.from_env(environ)
-    switches = Switches.from_env(environ)
-    join(world, minutes=config.trainer_config.timeout_minutes)
-    try:
-        with StopSignal(world) as stop, lost_peers(world):
-            return _train(config, world, switches, stop)
-    finally:
-        leave()
-
-
-def _train(config: TrainConfig, world: World, switches: Switches, stop: StopSignal) -> int:
-    workspace = Workspace.resolve(config.workspace)
-    output = output_folder(config, workspace)
-    start = agree_on_start(config, world, workspace)
-    trainer, state = config.trainer_config, start.state
-    seed = trainer.seed if state is None else state.seed
-    spec = together(world, lambda: lookup(config.data_config.dataset_name, workspace))
-    stats = statistics(config, world, workspace, spec)
-    dataset = together(world, lambda: training_data(config, workspace, spec, stats))
-    folder = start.folder if config.model_config.load == "each" else share_small_files(world, start.folder)
-    mode = precision_mode(config, folder)
-    model = load_model(config, world, folder, mode)
-    prompts = together(world, lambda: prompt_builder(config, folder, model.config, spec))
-    wrapped = wrap(model, world, trainer.parallel)
-    optimizer = build_optimizer(model.named_parameters(), config.optimizer_config, mode)
-    if state is not None:
-        together(world, lambda: restore_optimizer(optimizer, model, folder))
-    loader = training_loader(
-        config,
-        world,
-        model.config,
-        dataset,
-        prompts,
-        seed=seed,
-        position=state.samples if state else 0,
-        trimmed=switches.on("restructure"),
-    )
-    run = Run(
-        config=config,
-        world=world,
-        model=model,
-        wrapped=wrapped,
-        optimizer=optimizer,
-        batches=iter(loader),
-        dataset_size=len(dataset),
-        seed=seed,
-        name=broadcast(world, state.run if state else new_run_name()),
-        precision=mode,
-        step=state.step if state else 0,
-        samples=state.samples if state else 0,
-        async_loss=switches.on("async_loss"),
-    )
-    metrics = Metrics(
-        world,
-        output,
-        step=run.step,
-        total=trainer.num_train_steps,
-        report_to=trainer.report_to,
-        config=as_plain(config),
-    )
-    metrics.say(start.note)
-    extras = {path.name: path for path in small_files(folder)}
-    saver = Saver(world, output, extras=extras, keep=trainer.save_total_limit, say=metrics.say)
-    try:
-        run_steps(run, saver, metrics, stop)
-    finally:
-        metrics.close()
-    return 0

@@ -20,17 +20,18 @@ class Saver:
 
     Args:
         output: where checkpoints go.
-        extras: files copied into each checkpoint: place in the folder -> source.
+        extras: small files of every checkpoint: place in the folder -> content.
         keep: how many of the run's checkpoints to keep (None: all).
         say: gets a line when a checkpoint is published.
+        last: the last good checkpoint of the run so far.
     """
 
     def __init__(
-        self, world: World, output: Path, *, extras: Mapping[str, Path], keep: int | None, say: Callable[[str], None]
+        self, world: World, output: Path, *, extras: Mapping[str, bytes], keep: int | None, say: Callable[[str], None]
     ) -> None:
         self.world, self.output, self.keep, self.say = world, output, keep, say
         self.extras = dict(extras)
-        self.last: Path | None = None
+        self.last = last
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
 
@@ -77,10 +78,9 @@ class Saver:
             write_tensors(temporary / "model.safetensors", snapshot.weights, {LM_HEAD: EMBEDDING})
             write_tensors(temporary / "training" / "optimizer-00000-of-00001.safetensors", snapshot.optimizer)
             write_tensors(temporary / "training" / "rng.safetensors", snapshot.rng)
-            for place, source in self.extras.items():
-                target = temporary / place
-                target.parent.mkdir(parents=True, exist_ok=True)
-                shutil.copyfile(source, target)
+            for place, content in self.extras.items():
+                (temporary / place).parent.mkdir(parents=True, exist_ok=True)
+                (temporary / place).write_bytes(content)
             publish(temporary, final, state)
         except BaseException:
             shutil.rmtree(temporary, ignore_errors=True)

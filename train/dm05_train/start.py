@@ -33,10 +33,15 @@ class Start:
     note: str
 
 
+def absolute(path: Path) -> Path:
+    """A path that stays right wherever it is read from, without `..` in it."""
+    return Path(os.path.abspath(path.expanduser()))
+
+
 def output_folder(config: TrainConfig, workspace: Workspace) -> Path:
     """Where a run writes: ``--trainer-config.output-dir``, else ``outputs`` beside the workspace."""
     chosen = config.trainer_config.output_dir
-    return chosen.expanduser().absolute() if chosen is not None else workspace.root.parent / "outputs"
+    return absolute(chosen) if chosen is not None else workspace.root.parent / "outputs"
 
 
 def agree_on_start(config: TrainConfig, world: World, workspace: Workspace) -> Start:
@@ -74,7 +79,7 @@ def find_start(config: TrainConfig, workspace: Workspace) -> Start:
     newest = latest(output) if output.is_dir() else None
     if resume == "latest" and newest is not None:
         return _continued(newest, config)
-    folder = (config.model_config.model_name_or_path or workspace.checkpoint_dir).expanduser().absolute()
+    folder = absolute(config.model_config.model_name_or_path or workspace.checkpoint_dir)
     check_folder(folder)
     if is_run_checkpoint(folder) and resume != "never":
         return _continued(folder, config)

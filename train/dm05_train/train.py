@@ -1,0 +1,128 @@
+"""A training run from start to end: where it begins, what it is built of, then its steps."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from dm05_schemas.registry import lookup
+from dm05_schemas.workspace import Workspace
+
+from dm05_train.build import checkpoint_files, load_model, precision_mode, share_small_files
+from dm05_train.config import TrainConfig, as_plain
+from dm05_train.env import World, broadcast, join, leave, lost_peers, together
+from dm05_train.inputs import prompt_builder, statistics, training_data, training_loader
+from dm05_train.loop import Run, run_steps
+from dm05_train.memory import estimate, shape_of
+from dm05_train.metrics import Metrics
+from dm05_train.optim import build_optimizer
+from dm05_train.parallel import wrap
+from dm05_train.perf.switches import Switches
+from dm05_train.saver import Saver
+from dm05_train.signals import StopSignal
+from dm05_train.start import agree_on_start, new_run_name, output_folder, restore_optimizer
+from dm05_train.table import start_table
+
+
+def train(config: TrainConfig, environ: Mapping[str, str]) -> int:
+    """Train as the configuration says; gives the exit code 0.
+
+    Raises:
+        DM05Error: the run cannot start or go on; what to do is said, and the ranks end together.
+    """
+    world = World.from_env(environ)
+    switches = Switches.from_env(environ)
+    join(world, minutes=config.trainer_config.timeout_minutes)
+    try:
+        with StopSignal(world) as stop, lost_peers(world):
+            return _train(config, world, switches, stop, environ)
+    finally:
+        leave()
+
+
+def _train(config: TrainConfig, world: World, switches: Switches, stop: StopSignal, environ: Mapping[str, str]) -> int:
+    workspace = Workspace.resolve(config.workspace)
+    output = output_folder(config, workspace)
+    start = agree_on_start(config, world, workspace)
+    trainer, state = config.trainer_config, start.state
+    seed = trainer.seed if state is None else state.seed
+    spec = together(world, lambda: lookup(config.data_config.dataset_name, workspace))
+    found = statistics(config, world, workspace, spec, start)
+    dataset = together(world, lambda: training_data(config, workspace, spec, found.stats))
+    folder = start.folder if config.model_config.load == "each" else share_small_files(world, start.folder)
+    mode = precision_mode(config, folder)
+    model = load_model(config, world, folder, mode)
+    prompts = together(world, lambda: prompt_builder(config, folder, model.config, spec))
+    wrapped = wrap(model, world, trainer.parallel)
+    optimizer = build_optimizer(model.named_parameters(), config.optimizer_config, mode)
+    if state is not None:
+        together(world, lambda: restore_optimizer(optimizer, model, folder))
+    loader = training_loader(
+        config,
+        world,
+        model.config,
+        dataset,
+        prompts,
+        seed=seed,
+        position=state.samples if state else 0,
+        trimmed=switches.on("restructure"),
+    )
+    run = Run(
+        config=config,
+        world=world,
+        model=model,
+        wrapped=wrapped,
+        optimizer=optimizer,
+        batches=iter(loader),
+        dataset_size=len(dataset),
+        seed=seed,
+        name=broadcast(world, state.run if state else new_run_name()),
+        precision=mode,
+        step=state.step if state else 0,
+        samples=state.samples if state else 0,
+        async_loss=switches.on("async_loss"),
+    )
+    metrics = Metrics(
+        world,
+        output,
+        step=run.step,
+        total=trainer.num_train_steps,
+        report_to=trainer.report_to,
+        config=as_plain(config),
+    )
+    metrics.say(start.note)
+    if world.is_main:
+        metrics.say(describe(run, output, cameras=dataset.cameras, switches=switches, environ=environ))
+    extras = checkpoint_files(folder, config, mode) | found.files if world.is_main else {}
+    last = start.folder if state else None
+    saver = Saver(world, output, extras=extras, keep=trainer.save_total_limit, say=metrics.say, last=last)
+    try:
+        run_steps(run, saver, metrics, stop)
+    finally:
+        loader.close()
+        metrics.close()
+    return 0
+
+
+def describe(run: Run, output: Path, *, cameras: int, switches: Switches, environ: Mapping[str, str]) -> str:
+    """The start table of a run that is ready."""
+    shape = shape_of(
+        run.config,
+        run.model.config,
+        run.precision,
+        cameras=cameras,
+        gpus=run.world.size,
+        trimmed=switches.on("restructure"),
+    )
+    parameters = [p.numel() for p in run.model.parameters()]
+    return start_table(
+        run.config,
+        run.world,
+        output=output,
+        samples=run.dataset_size,
+        parameters=(sum(parameters), sum(p.numel() for p in run.parameters)),
+        precision=run.precision,
+        memory=estimate(run.model.config, shape),
+        switches=switches,
+        environ=environ,
+    )
