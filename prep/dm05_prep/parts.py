@@ -110,6 +110,8 @@ def order_parts(files: Iterable[RemoteFile], *, prefer: Iterable[str] = (), plac
     groups: dict[str, list[RemoteFile]] = defaultdict(list)
     seen = list(files)
     for file in seen:
+        if file.name.startswith("/") or ".." in file.name.split("/"):
+            raise PrepError(f"a file name that leads out of the source: {file.name!r}", where=place)
         match = _NAME.fullmatch(file.name)
         if match:
             groups[match["stem"] + match["ending"]].append(file)

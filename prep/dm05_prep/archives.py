@@ -1,0 +1,189 @@
+"""Plain tar, compressed tar and zip behind one face: members in order, each at an offset to go on from.
+
+Offsets are bytes of the archive for tar and zip, bytes of the unpacked archive for compressed tar. Only plain tar can
+go on without the parts before a point; the others keep their parts until the end, and compressed tar unpacks again
+(without writing) up to the point.
+"""
+
+from __future__ import annotations
+
+import gzip
+import io
+import zlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import BinaryIO, Protocol, cast
+
+import zstandard
+
+from dm05_prep.parts import PartSet
+from dm05_prep.stream import ByteStream, EndOfStreamError, PartDigest, PartStream
+from dm05_prep.untar import Member, damage, read_members, show
+
+_CHUNK_BYTES = 1 << 20
+
+
+class ArchiveReader(Protocol):
+    """What the engine reads from; ``restartable`` tells whether parts before a point can be deleted."""
+
+    restartable: bool
+
+    def members(self) -> Iterator[Member]:
+        """The members from the point on that the reader was opened at."""
+        ...
+
+    def pieces(self, member: Member) -> Iterator[memoryview]:
+        """The data of the member that was yielded last."""
+        ...
+
+    def where(self, offset: int) -> str:
+        """The part and byte of an offset, for messages."""
+        ...
+
+    def part_index(self, offset: int) -> int:
+        """Index of the part that holds an offset; 0 where that has no meaning."""
+        ...
+
+    def consumed(self) -> int:
+        """Bytes of the archive used so far, for progress."""
+        ...
+
+    def digests(self) -> list[PartDigest]:
+        """Checksums of the parts read so far; waits for those under way. PartMismatchError when one is wrong."""
+        ...
+
+    def close(self) -> None:
+        """Give back files and threads."""
+        ...
+
+
+def open_archive(
+    parts: PartSet, open_part: Callable[[int], Path], *, start: int, compare: bool, block_bytes: int
+) -> ArchiveReader:
+    """A reader of ``parts`` from the member at ``start`` on; see :class:`dm05_prep.stream.PartStream`."""
+    if parts.kind == "zip":
+        from dm05_prep.unzip import ZipArchive
+
+        return ZipArchive(parts, open_part, start=start, compare=compare)
+    plain = parts.kind == "tar"
+    stream = PartStream(parts, open_part, start=start if plain else 0, compare=compare, block_bytes=block_bytes)
+    return TarArchive(stream) if plain else CompressedTar(stream, start)
+
+
+class TarArchive:
+    """A plain tar."""
+
+    restartable = True
+
+    def __init__(self, raw: PartStream) -> None:
+        self._raw = raw
+        self._stream: ByteStream = raw
+
+    def members(self) -> Iterator[Member]:
+        return read_members(self._stream)
+
+    def pieces(self, member: Member) -> Iterator[memoryview]:
+        try:
+            yield from self._stream.pieces(member.size)
+        except EndOfStreamError:
+            raise damage(self._stream, member.offset, f"the archive ends inside {show(member)}") from None
+
+    def where(self, offset: int) -> str:
+        return self._stream.where(offset)
+
+    def part_index(self, offset: int) -> int:
+        return self._raw.parts.index_at(offset)
+
+    def consumed(self) -> int:
+        return self._raw.offset
+
+    def digests(self) -> list[PartDigest]:
+        self._raw.settle()
+        return self._raw.finished
+
+    def close(self) -> None:
+        self._raw.close()
+
+
+class CompressedTar(TarArchive):
+    """A tar behind gzip or zstd."""
+
+    restartable = False
+
+    def __init__(self, raw: PartStream, start: int) -> None:
+        super().__init__(raw)
+        self._stream = _Unpacked(raw)
+        self._start = start
+
+    def members(self) -> Iterator[Member]:
+        try:
+            self._stream.skip(self._start)
+        except EndOfStreamError:
+            raise damage(self._stream, self._start, "the archive is shorter than it was") from None
+        yield from read_members(self._stream)
+
+    def part_index(self, offset: int) -> int:
+        return 0
+
+
+class _Unpacked:
+    """The unpacked bytes, as a :class:`dm05_prep.stream.ByteStream`."""
+
+    def __init__(self, raw: PartStream) -> None:
+        self._raw = raw
+        self.offset = 0
+        self.size: int | None = None
+        source = io.BufferedReader(_Readable(raw), _CHUNK_BYTES)
+        if raw.parts.kind == "tar.gz":
+            self._source = cast(BinaryIO, gzip.GzipFile(fileobj=source, mode="rb"))
+        else:
+            reader = zstandard.ZstdDecompressor().stream_reader(source, read_across_frames=True)
+            self._source = cast(BinaryIO, reader)
+
+    def take(self, count: int) -> bytes:
+        data = b""
+        while len(data) < count and (more := self._read(count - len(data))):
+            data += more
+        return data
+
+    def pieces(self, count: int) -> Iterator[memoryview]:
+        while count:
+            data = self._read(min(count, _CHUNK_BYTES))
+            if not data:
+                raise EndOfStreamError
+            count -= len(data)
+            yield memoryview(data)
+
+    def skip(self, count: int) -> None:
+        for _ in self.pieces(count):
+            pass
+
+    def where(self, offset: int) -> str:
+        return f"{self._raw.where(self._raw.offset)} (byte {offset} unpacked)"
+
+    def part_at(self, offset: int) -> str:
+        return self._raw.parts.archive
+
+    def _read(self, count: int) -> bytes:
+        try:
+            data = self._source.read(count)
+        except (gzip.BadGzipFile, EOFError, zlib.error, zstandard.ZstdError) as error:
+            raise damage(self, self.offset, f"the compressed data is damaged here or cut short: {error}") from error
+        self.offset += len(data)
+        return data
+
+
+class _Readable(io.RawIOBase):
+    """A PartStream as a file object."""
+
+    def __init__(self, stream: PartStream) -> None:
+        self._stream = stream
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: object) -> int:
+        view = memoryview(buffer)  # type: ignore[arg-type]
+        data = self._stream.take(len(view))
+        view[: len(data)] = data
+        return len(data)
