@@ -43,16 +43,21 @@ def replaced_folder(target: Path) -> Iterator[Path]:
     _lock(handle)
     try:
         yield new
-        old = new.with_suffix(".old.tmp")
-        if target.exists():
-            target.rename(old)
-        new.rename(target)
-        shutil.rmtree(old, ignore_errors=True)
+        put_in_place(new, target)
     except BaseException:
         shutil.rmtree(new, ignore_errors=True)
         raise
     finally:
         os.close(handle)
+
+
+def put_in_place(new: Path, target: Path) -> None:
+    """Give the complete folder ``new``, on the same file system, the name ``target``; what was there is removed."""
+    old = target.with_name(f".{target.name.lstrip('.')}-{secrets.token_hex(6)}.tmp")
+    if target.exists():
+        target.rename(old)
+    new.rename(target)
+    shutil.rmtree(old, ignore_errors=True)
 
 
 def _lock(handle: int) -> bool:

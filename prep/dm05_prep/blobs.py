@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import os
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
@@ -28,36 +28,41 @@ class Place(NamedTuple):
     length: int
     crc32: int
 
+    @classmethod
+    def of(cls, blob: int, offset: int, data: Encoded) -> Place:
+        """The place of ``data``."""
+        return cls(blob, offset, len(data), zlib.crc32(data))
+
 
 class Places:
-    """A growing list of places that costs 24 bytes each, and the largest image among them."""
+    """A growing list of places that costs 20 bytes each."""
 
     def __init__(self) -> None:
         self._rows = np.zeros(1024, dtype=[("blob", "i4"), ("offset", "i8"), ("length", "i4"), ("crc32", "u4")])
         self._count = 0
-        self.largest_image_bytes = 0
 
-    def __len__(self) -> int:
-        return self._count
-
-    def add(self, blob: int, offset: int, data: Encoded, where: str) -> int:
-        """Note an image and return its number.
-
-        Raises:
-            DataError: ``data`` is no image.
-        """
-        header = image_size(data, where)
-        self.largest_image_bytes = max(self.largest_image_bytes, header.width * header.height * 3)
+    def add(self, place: Place) -> int:
+        """Append a place; its number."""
         if self._count == len(self._rows):
             self._rows = np.concatenate([self._rows, np.zeros_like(self._rows)])
-        self._rows[self._count] = (blob, offset, len(data), zlib.crc32(data))
+        self._rows[self._count] = place
         self._count += 1
         return self._count - 1
 
     def columns(self, numbers: list[int]) -> dict[str, Any]:
-        """The fields of a camera's struct for these images."""
+        """The fields of a camera's struct for the places of these numbers."""
         chosen = self._rows[numbers]
         return {name: np.ascontiguousarray(chosen[name]) for name in Place._fields}
+
+
+def decoded_bytes(data: Encoded, where: str) -> int:
+    """Size of an image's pixels, H x W x 3, from its header.
+
+    Raises:
+        DataError: it is no image.
+    """
+    header = image_size(data, where)
+    return header.width * header.height * 3
 
 
 class BlobWriter:
@@ -67,38 +72,51 @@ class BlobWriter:
         folder: where they go.
         first: number of the first blob in the pack (tar parts may come before).
         blob_bytes: a blob that has reached this size is followed by the next.
+        sizes: of the blobs an earlier, interrupted run has written; what they hold beyond that is cut off.
     """
 
-    def __init__(self, folder: Path, *, first: int = 0, blob_bytes: int = BLOB_BYTES) -> None:
+    def __init__(
+        self, folder: Path, *, first: int = 0, blob_bytes: int = BLOB_BYTES, sizes: Sequence[int] = ()
+    ) -> None:
         self._folder, self._first, self._limit = folder, first, blob_bytes
         self._file: BinaryIO | None = None
-        self._sizes: list[int] = []
+        self.sizes = list(sizes)
+        for leftover in sorted(folder.glob("images-*.bin"))[len(self.sizes) :]:
+            leftover.unlink()
+        if self.sizes:
+            self._file = (folder / self._name(len(self.sizes) - 1)).open("r+b")
+            self._file.truncate(self.sizes[-1])
+            self._file.seek(self.sizes[-1])
 
-    def append(self, data: Encoded) -> tuple[int, int]:
-        """Write an image; its blob and offset."""
-        if self._file is None or self._sizes[-1] >= self._limit:
-            self._finish_file()
-            self._file = (self._folder / self._name(len(self._sizes))).open("xb")
-            self._sizes.append(0)
-        offset = self._sizes[-1]
+    def append(self, data: Encoded) -> Place:
+        """Write an image; where it is."""
+        if self._file is None or self.sizes[-1] >= self._limit:
+            self.sync()
+            if self._file is not None:
+                self._file.close()
+            self._file = (self._folder / self._name(len(self.sizes))).open("xb")
+            self.sizes.append(0)
+        offset = self.sizes[-1]
         self._file.write(data)
-        self._sizes[-1] += len(data)
-        return self._first + len(self._sizes) - 1, offset
+        self.sizes[-1] += len(data)
+        return Place.of(self._first + len(self.sizes) - 1, offset, data)
 
-    def close(self) -> list[FileRecord]:
-        """Flush to disk; the blobs written."""
-        self._finish_file()
-        return [FileRecord(path=self._name(i), bytes=size) for i, size in enumerate(self._sizes)]
-
-    def _name(self, number: int) -> str:
-        return f"images-{number:05d}.bin"
-
-    def _finish_file(self) -> None:
+    def sync(self) -> None:
+        """Make everything written so far durable."""
         if self._file is not None:
             self._file.flush()
             os.fsync(self._file.fileno())
+
+    def close(self) -> list[FileRecord]:
+        """Make everything durable and close; the blobs written."""
+        self.sync()
+        if self._file is not None:
             self._file.close()
             self._file = None
+        return [FileRecord(path=self._name(i), bytes=size) for i, size in enumerate(self.sizes)]
+
+    def _name(self, number: int) -> str:
+        return f"images-{number:05d}.bin"
 
 
 def video_images(video: Path | bytes, where: str) -> Iterator[bytes]:

@@ -17,14 +17,14 @@ from dm05_schemas.errors import DataError
 from dm05_schemas.frame_table import CameraColumns
 from dm05_schemas.index import index_path, read_index
 from dm05_schemas.pack import PACK_DIR, FileRecord, PackInfo, check_files, check_matches, read_info
-from dm05_schemas.pack_writer import PackWriter, replaced_folder
+from dm05_schemas.pack_writer import PackWriter, put_in_place, replaced_folder
 from dm05_schemas.registry import DatasetSpec, lookup
 from dm05_schemas.workspace import Workspace
 
 from dm05_prep.console import human_bytes, say
 from dm05_prep.console import progress as progress_bar
 from dm05_prep.index import build_index
-from dm05_prep.pack_images import CopiedImages
+from dm05_prep.pack_images import ArchiveImages, CopiedImages
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,6 +76,34 @@ def build_pack(workspace: Workspace, spec: DatasetSpec, *, force: bool = False, 
         images = CopiedImages(new, spec.images(workspace), spec)
         command = f"dm05-prep pack --dataset-name {spec.name} --workspace {shlex.quote(str(workspace.root))} --force"
         return write_pack(new, workspace, spec, images, source=source, rebuild=f"Run {command}", progress=progress)
+
+
+def publish_archive_pack(
+    workspace: Workspace,
+    spec: DatasetSpec,
+    images: ArchiveImages,
+    staging: Path,
+    *,
+    rebuild: str,
+    progress: bool = False,
+) -> PackResult:
+    """Complete the pack of an archive that has streamed by, once its episode files are in place.
+
+    Args:
+        workspace: where the dataset lies.
+        spec: the dataset.
+        images: was told of every member of the image folder.
+        staging: the folder that ``images`` wrote to, on the same file system; it becomes the pack.
+        rebuild: what errors tell people to run, "Run dm05-prep dataset ...".
+        progress: show a bar.
+
+    Raises:
+        DataError: an unacceptable frame, or one whose image the archive does not hold, with file and line.
+    """
+    source = build_index(workspace, spec, progress=progress).fingerprint
+    result = write_pack(staging, workspace, spec, images, source=source, rebuild=rebuild, progress=progress)
+    put_in_place(staging, result.folder)
+    return result
 
 
 def current_pack(folder: Path, spec: DatasetSpec, source: str) -> PackResult | None:

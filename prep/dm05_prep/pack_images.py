@@ -6,7 +6,9 @@ import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any, NamedTuple
 
+import orjson
 from dm05_schemas.episode import Episode
 from dm05_schemas.errors import DataError
 from dm05_schemas.frame_table import CameraColumns
@@ -14,9 +16,10 @@ from dm05_schemas.pack import FileRecord
 from dm05_schemas.registry import DatasetSpec
 from dm05_schemas.workspace import Workspace
 
-from dm05_prep.blobs import BLOB_BYTES, BlobWriter, Places, read_image, video_images
+from dm05_prep.blobs import BLOB_BYTES, BlobWriter, Place, Places, decoded_bytes, read_image, video_images
 
 READERS = 8
+LOG_NAME = "members.log"
 
 
 class CopiedImages:
@@ -45,10 +48,9 @@ class CopiedImages:
             first = {key: line for line, key in reversed(list(enumerate(keys, 1)))}
             new = [key for key in first if key not in known]
             for key, where, data in self._read(episode, new, first):
-                blob, offset = self._blobs.append(data)
-                known[key] = places.add(blob, offset, data, where)
+                self.largest_image_bytes = max(self.largest_image_bytes, decoded_bytes(data, where))
+                known[key] = places.add(self._blobs.append(data))
             numbers.append([known[key] for key in keys])
-        self.largest_image_bytes = max(self.largest_image_bytes, places.largest_image_bytes)
         return [places.columns(rows) for rows in numbers]
 
     def finish(self) -> list[FileRecord]:
@@ -78,25 +80,42 @@ class CopiedImages:
                 raise DataError(f"{self._images / url} has no frame {min(due)}", where=where(due[min(due)]))
 
 
+class ArchiveState(NamedTuple):
+    """How far :class:`ArchiveImages` has got, durable on disk: enough to go on from there."""
+
+    log_bytes: int
+    blob_bytes: tuple[int, ...]
+
+
 class ArchiveImages:
     """Learns where the images of an archive lie while it streams by, so that it can be trained from as it is.
 
+    ::
+
+        FOLDER/members.log       one JSON list a member: url; image, video, link or broken; the places and decoded
+                                 sizes of its images, the target of the link, or why it is none
+        FOLDER/images-00000.bin  copied images, as in the pack
+
     Args:
-        folder: the (temporary) folder of the pack.
+        folder: the pack's, under its temporary name.
         parts: the archive's parts, in order, as pack.json should name them (see :func:`part_records`). Empty: the
             parts will not stay, and every image is copied into blobs of the pack's own, in the order of the archive.
+        state: where an earlier, interrupted run is to be continued.
     """
 
-    def __init__(self, folder: Path, parts: Sequence[FileRecord] = ()) -> None:
+    def __init__(self, folder: Path, parts: Sequence[FileRecord] = (), state: ArchiveState | None = None) -> None:
+        done = state or ArchiveState(0, ())
         self._parts = list(parts)
-        self._blobs = BlobWriter(folder, first=len(self._parts))
+        self._blobs = BlobWriter(folder, first=len(self._parts), sizes=done.blob_bytes)
         self._places = Places()
-        self._numbers: dict[str, int | list[int] | DataError] = {}
-
-    @property
-    def largest_image_bytes(self) -> int:
-        """Decoded size of the largest image."""
-        return self._places.largest_image_bytes
+        self._numbers: dict[str, int | list[int] | str] = {}
+        self.largest_image_bytes = 0
+        self._log_path = folder / LOG_NAME
+        self._log = self._log_path.open("r+b" if state else "w+b")
+        for line in self._log.read(done.log_bytes).splitlines():
+            self._note(*orjson.loads(line))
+        self._log.seek(done.log_bytes)
+        self._log.truncate()
 
     def member(self, url: str, part: int, offset: int, data: bytes) -> None:
         """One regular file of the archive's image folder. One that is no image matters only if a frame names it.
@@ -109,18 +128,26 @@ class ArchiveImages:
         """
         try:
             if _is_video(url):
-                self._numbers[url] = [self._copy(image, url) for image in video_images(data, url)]
-            elif self._parts:
-                self._numbers[url] = self._places.add(part, offset, data, url)
-            else:
-                self._numbers[url] = self._copy(data, url)
+                images = [(self._blobs.append(image), decoded_bytes(image, url)) for image in video_images(data, url)]
+                self._write(url, "video", [[*place, size] for place, size in images])
+                return
+            size = decoded_bytes(data, url)
         except DataError as error:
-            self._numbers[url] = error
+            self._write(url, "broken", str(error))
+            return
+        place = Place.of(part, offset, data) if self._parts else self._blobs.append(data)
+        self._write(url, "image", [[*place, size]])
 
     def link(self, url: str, target: str) -> None:
         """A hard link of the archive: ``url`` has the content of the earlier member ``target``."""
-        if target in self._numbers:
-            self._numbers[url] = self._numbers[target]
+        self._write(url, "link", target)
+
+    def sync(self) -> ArchiveState:
+        """Make everything so far durable; the state to continue from."""
+        self._blobs.sync()
+        self._log.flush()
+        os.fsync(self._log.fileno())
+        return ArchiveState(self._log.tell(), tuple(self._blobs.sizes))
 
     def columns(self, episode: Episode) -> list[CameraColumns]:
         """See :class:`~dm05_prep.pack.Images`."""
@@ -131,11 +158,24 @@ class ArchiveImages:
 
     def finish(self) -> list[FileRecord]:
         """See :class:`~dm05_prep.pack.Images`."""
+        self._log.close()
+        self._log_path.unlink(missing_ok=True)
         return [*self._parts, *self._blobs.close()]
 
-    def _copy(self, data: bytes, where: str) -> int:
-        blob, offset = self._blobs.append(data)
-        return self._places.add(blob, offset, data, where)
+    def _write(self, url: str, kind: str, found: Any) -> None:
+        self._log.write(orjson.dumps([url, kind, found]) + b"\n")
+        self._note(url, kind, found)
+
+    def _note(self, url: str, kind: str, found: Any) -> None:
+        """Take in a line of the log."""
+        if kind == "broken":
+            self._numbers[url] = found
+        elif kind == "link":
+            self._numbers |= {url: self._numbers[found]} if found in self._numbers else {}
+        else:
+            numbers = [self._places.add(Place(*place)) for *place, _ in found]
+            self._numbers[url] = numbers if kind == "video" else numbers[0]
+            self.largest_image_bytes = max([self.largest_image_bytes, *(size for *_, size in found)])
 
     def _number(self, key: tuple[str, int], episode: Episode, line: int) -> int:
         url, frame = key
@@ -143,8 +183,8 @@ class ArchiveImages:
         found = self._numbers.get(url)
         if found is None:
             raise DataError(f"the archive holds no {url}", where=where)
-        if isinstance(found, DataError):
-            raise DataError(str(found), where=where)
+        if isinstance(found, str):
+            raise DataError(found, where=where)
         if isinstance(found, int):
             return found
         if not 0 <= frame < len(found):
