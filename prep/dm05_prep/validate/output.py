@@ -87,15 +87,13 @@ def _line(report: Report, item: Finding) -> str:
 
 def _more(report: Report, items: list[Finding]) -> str:
     """The places after the first, short: the file's name, or the line alone when the file is the same."""
-    if len(items) == 1:
-        return ""
+    distinct = list({item.place: item for item in items}.values())
     places = []
-    for before, item in pairwise(items[:FIRST_PLACES]):
+    for before, item in pairwise(distinct[:FIRST_PLACES]):
         line = "" if item.line is None else f":{item.line}"
-        same = item.path == before.path and bool(line)
-        places.append(line if same else f"{os.path.basename(item.path)}{line}")
-    rest = len(items) - FIRST_PLACES
-    return f" (also {', '.join(places)}{f', {rest:,} more' if rest > 0 else ''})"
+        places.append(line if item.path == before.path else f"{os.path.basename(item.path)}{line}")
+    rest = len(distinct) - FIRST_PLACES
+    return f" (also {', '.join(places)}{f', {rest:,} more' if rest > 0 else ''})" if places else ""
 
 
 def _below_here(path: str) -> str:
