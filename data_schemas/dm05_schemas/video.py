@@ -70,28 +70,47 @@ class _Video:
         if self._stream is None:
             raise ValueError("no video stream")
         self._stream.codec_context.thread_count = 1
-        packets = self._container.demux(self._stream)
-        self._times = sorted(p.pts for p in packets if p.pts is not None and p.size and not p.is_discard)
-        self._next: Any = None
-        self._decoded: Any = None
+        self._times: list[int] = []
+        self._keys: list[tuple[int, int]] = []  # (when shown, where to seek) of every key frame
+        for packet in self._container.demux(self._stream):
+            if packet.pts is None or not packet.size or packet.is_discard:
+                continue
+            self._times.append(packet.pts)
+            if packet.is_keyframe:
+                self._keys.append((packet.pts, packet.pts if packet.dts is None else packet.dts))
+        self._times.sort()
+        self._keys.sort()
+        self._next: int | None = None
+        self._decoded: Iterator[Any] = iter(())
 
     def __len__(self) -> int:
         return len(self._times)
 
     def frame(self, number: int) -> NDArray[np.uint8]:
-        """Decode frame ``number``, from the last key frame on unless it is the next one."""
-        if self._next != number:
-            self._container.seek(self._times[number], stream=self._stream, backward=True)
-            self._decoded = self._container.decode(self._stream)
+        """Decode frame ``number``, from the last key frame before it on unless it is the next one."""
+        time = self._times[number]
+        before = [where for shown, where in self._keys if shown <= time]
+        picture = self._decode_to(time) if self._next == number else None
+        for start in (*before[-1:], self._times[0]):
+            if picture is None:
+                self._container.seek(start, stream=self._stream, backward=True)
+                self._decoded = self._container.decode(self._stream)
+                picture = self._decode_to(time)
+        if picture is None:
+            self._next = None
+            raise ValueError(f"frame {number} cannot be decoded")
+        self._next = number + 1
+        pixels: NDArray[np.uint8] = picture.to_ndarray(format="rgb24")
+        return pixels
+
+    def _decode_to(self, time: int) -> Any:
+        """The picture shown at ``time``, None when the decoder has passed it."""
         for picture in self._decoded:
-            if picture.pts == self._times[number]:
-                self._next = number + 1
-                pixels: NDArray[np.uint8] = picture.to_ndarray(format="rgb24")
-                return pixels
-            if picture.pts is not None and picture.pts > self._times[number]:
+            if picture.pts == time:
+                return picture
+            if picture.pts is not None and picture.pts > time:
                 break
-        self._next = None
-        raise ValueError(f"frame {number} cannot be decoded")
+        return None
 
     def close(self) -> None:
         self._container.close()
