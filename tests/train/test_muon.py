@@ -8,11 +8,13 @@ from typing import Any
 import pytest
 import torch
 import torch.multiprocessing as mp
+from dm05_train.config import OptimizerConfig
 from dm05_train.errors import TrainError
 from dm05_train.optim.adamw import AdamW
+from dm05_train.optim.clip import clip_scale
 from dm05_train.optim.muon import Muon, muon_parameters
-from dm05_train.optim.muon_adamw import MuonAdamW
-from dm05_train.optim.orthogonal import cost, deal, orthogonalise
+from dm05_train.optim.muon_adamw import MuonAdamW, build_muon_adamw
+from dm05_train.optim.orthogonal import cost, deal, neighbours, orthogonalise, orthogonalise_in_batches
 from dm05_train.optim.precision import Mode, read_master
 from muon_ranks import COUNTS, KINDS, SIZES, Run, matrices, run_rank
 from torch import Tensor, nn
@@ -288,6 +290,11 @@ def test_muon_and_adamw_as_one() -> None:
             optimizer.step(LR, torch.tensor(scale))
     for ours, alone in zip((matrix, vector), (p for o in apart for p in o.parameters), strict=True):
         assert torch.equal(ours.detach(), alone.detach())
+    norm, scale = both.clip_scale(1.0)
+    wanted, expected = clip_scale([matrix, vector], 1.0)
+    torch.testing.assert_close((norm, scale), (wanted, expected))
+    vector.grad[0] = float("inf")
+    assert both.clip_scale(1.0)[1] == 0
     assert both.names == {matrix: "m", vector: "v"} and both.steps == 2
     assert {key for state in both.state.values() for key in state} == {"momentum_buffer", "exp_avg", "exp_avg_sq"}
 
@@ -302,3 +309,32 @@ def test_adamw_can_take_over_late() -> None:
         before = weight.detach().clone()
         optimizer.step(LR, ONE)
         assert ((weight - before).abs() / LR).max() < 1.2
+
+
+def test_built_from_the_settings_of_a_run() -> None:
+    named = [
+        ("model.action_expert.layers.0.self_attn.qkv_proj.weight", parameter(16, 8)),
+        ("model.action_expert.layers.0.mlp.down_proj.weight", parameter(8, 12)),
+        ("model.action_out_proj.weight", parameter(4, 8)),
+    ]
+    config = OptimizerConfig(optim="muon_adamw", muon_lr_scale=2.0, muon_coefficient=0.5, muon_ns_steps=3)
+    both = build_muon_adamw(
+        named, config, "fp32", splits={named[0][0]: (8, 4, 4), "other": (1,)}, batched=True, adamw=adamw
+    )
+    assert [matrix.place.rows for matrix in both.muon.matrices] == [8, 4, 4, 8]
+    assert (both.muon.lr_scale, both.muon.ns_steps, both.muon.weight_decay) == (2.0, 3, config.weight_decay)
+    assert both.muon.matrices[0].scale == pytest.approx(0.5 * 8**0.5)
+    assert list(both.rest.names.values()) == ["model.action_out_proj.weight"]
+    both.step(LR, ONE)
+
+
+def test_same_shapes_lie_next_to_each_other() -> None:
+    """A stack of matrices made for it is the memory they lie in."""
+    shapes = [(2, 3), (4, 2), (2, 3), (4, 2), (1, 1), (2, 3)]
+    made = neighbours(shapes, torch.device("cpu"))
+    for matrix in made:
+        matrix.fill_(1.0)
+    same = [matrix for matrix, shape in zip(made, shapes, strict=True) if shape == (2, 3)]
+    results = orthogonalise_in_batches(made, 1)
+    assert [tuple(r.shape) for r in results] == shapes
+    assert all((matrix < 1.0).all() for matrix in same)  # normalised where they lie

@@ -1,13 +1,14 @@
-"""How ranks share the orthogonalising of weights that each holds whole (``Replicas``) or in part (``Shards``).
+"""How ranks share the orthogonalising of matrices that each holds whole (``Replicas``) or in part (``Shards``).
 
-Both move parts of matrices ``[R, C]`` (BF16) to where the whole is needed and results back to where they are used.
-Which rank works on which matrix (``owners``, from ``orthogonal.deal``) is the same list on all ranks and depends on
-shapes alone, so that no rank can leave the others waiting.
+Both move parts of matrices (BF16) to where the whole is needed and results back to where they are used. Which rank
+works on which matrix (``owners``, from ``orthogonal.deal``) is the same list on all ranks and depends on shapes alone,
+so that no rank can leave the others waiting.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
@@ -16,7 +17,20 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from dm05_train.errors import TrainError
 
-Shape = tuple[int, int]
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """Where a matrix ``[rows, columns]`` lies: from row ``start`` of a weight of ``total`` rows."""
+
+    start: int
+    rows: int
+    columns: int
+    total: int
+
+    @property
+    def numel(self) -> int:
+        """Its elements."""
+        return self.rows * self.columns
 
 
 class Replicas:
@@ -31,41 +45,42 @@ class Replicas:
         self.rank, self.size = (dist.get_rank(group), dist.get_world_size(group)) if group is not None else (0, 1)
         self.groups = [group] if group is not None and self.size > 1 else []
 
-    def rows(self, rows: int) -> slice:
-        """The rows that this rank holds of a matrix."""
-        return slice(0, rows)
+    def held(self, place: Place) -> slice:
+        """The rows of this rank's tensor that belong to a matrix."""
+        return slice(place.start, place.start + place.rows)
 
     def sends(self, owner: int) -> bool:
         """Whether this rank's part of a matrix is needed when ``owner`` works on it."""
         return owner == self.rank
 
-    def whole(self, part: Tensor, shape: Shape) -> Tensor:
+    def whole(self, part: Tensor, place: Place) -> Tensor:
         """The matrix that this part belongs to, on every rank."""
         return part
 
-    def to_owners(self, parts: Sequence[Tensor], shapes: Sequence[Shape], owners: Sequence[int]) -> list[Tensor]:
+    def part(self, whole: Tensor, place: Place) -> Tensor:
+        """What this rank holds of a whole matrix."""
+        return whole
+
+    def to_owners(self, parts: Sequence[Tensor], places: Sequence[Place], owners: Sequence[int]) -> list[Tensor]:
         """The matrices dealt to this rank, in order; ``parts`` are those that ``sends`` asked for."""
         return list(parts)
 
     def from_owners(
-        self, mine: Sequence[Tensor], shapes: Sequence[Shape], owners: Sequence[int], device: torch.device
+        self, mine: Sequence[Tensor], places: Sequence[Place], owners: Sequence[int], device: torch.device
     ) -> list[Tensor]:
         """This rank's part of every matrix, each computed by its owner: one gather, as long as the largest share."""
         if self.size == 1:
             return list(mine)
-        shares: list[list[int]] = [[] for _ in range(self.size)]
-        for (rows, columns), owner in zip(shapes, owners, strict=True):
-            shares[owner].append(rows * columns)
+        shares = _by_owner(((place.numel, owner) for place, owner in zip(places, owners, strict=True)), self.size)
         longest = max(sum(share) for share in shares)
         gathered = torch.empty(self.size * longest, dtype=torch.bfloat16, device=device)
         own = torch.zeros(longest, dtype=torch.bfloat16, device=device)
         if mine:
             torch.cat([matrix.flatten() for matrix in mine], out=own[: sum(shares[self.rank])])
         dist.all_gather_into_tensor(gathered, own, group=self.group)
-        pieces = [
-            iter(row[: sum(share)].split(share)) for row, share in zip(gathered.split(longest), shares, strict=True)
-        ]
-        return [next(pieces[owner]).view(shape) for shape, owner in zip(shapes, owners, strict=True)]
+        rows = gathered.split(longest)
+        pieces = [iter(row[: sum(share)].split(share)) for row, share in zip(rows, shares, strict=True)]
+        return [next(pieces[o]).view(place.rows, place.columns) for place, o in zip(places, owners, strict=True)]
 
 
 class Shards:
@@ -73,6 +88,9 @@ class Shards:
 
     Args:
         example: one of the weights; all must be sharded over the same mesh in the same way.
+
+    Raises:
+        TrainError: it is not sharded by rows over one mesh dimension.
     """
 
     def __init__(self, example: DTensor) -> None:
@@ -87,39 +105,50 @@ class Shards:
         self.rank, self.size = dist.get_rank(self.group), dist.get_world_size(self.group)
         self.groups = [mesh.get_group(dim) for dim in range(mesh.ndim) if mesh.size(dim) > 1]
 
-    def rows(self, rows: int) -> slice:
-        """The rows that this rank holds of a matrix."""
-        return self._rows(rows, self.rank)
+    def held(self, place: Place) -> slice:
+        """The rows of this rank's tensor that belong to a matrix."""
+        return self._held(place, self.rank)
 
-    def _rows(self, rows: int, rank: int) -> slice:
-        share = -(-rows // self.size)
-        return slice(min(rank * share, rows), min((rank + 1) * share, rows))
+    def _held(self, place: Place, rank: int) -> slice:
+        share = -(-place.total // self.size)
+        first, end = rank * share, min((rank + 1) * share, place.total)
+        low, high = max(place.start, first), min(place.start + place.rows, end)
+        return slice(low - first, high - first) if low < high else slice(0, 0)
 
-    def _numel(self, shape: Shape, rank: int) -> int:
-        held = self._rows(shape[0], rank)
-        return (held.stop - held.start) * shape[1]
+    def _numel(self, place: Place, rank: int) -> int:
+        held = self._held(place, rank)
+        return (held.stop - held.start) * place.columns
 
     def sends(self, owner: int) -> bool:
         """Whether this rank's part of a matrix is needed when ``owner`` works on it."""
         return True
 
-    def whole(self, part: Tensor, shape: Shape) -> Tensor:
+    def whole(self, part: Tensor, place: Place) -> Tensor:
         """The matrix that this part belongs to, on every rank."""
-        rows, columns = shape
-        padded = part.new_zeros(-(-rows // self.size), columns)
-        padded[: part.shape[0]] = part
-        full = part.new_empty(self.size * padded.shape[0], columns)
-        dist.all_gather_into_tensor(full, padded, group=self.group)
-        return full[:rows]
+        counts = [self._numel(place, rank) for rank in range(self.size)]
+        padded = part.new_zeros(max(counts))
+        padded[: part.numel()] = part.flatten()
+        gathered = part.new_empty(self.size * len(padded))
+        dist.all_gather_into_tensor(gathered, padded, group=self.group)
+        parts = [piece[:count] for piece, count in zip(gathered.split(len(padded)), counts, strict=True)]
+        return torch.cat(parts).view(place.rows, place.columns)
 
-    def _counts(self, shapes: Sequence[Shape], owners: Sequence[int]) -> tuple[list[int], list[int]]:
+    def part(self, whole: Tensor, place: Place) -> Tensor:
+        """What this rank holds of a whole matrix."""
+        return self._part(whole, place, self.rank)
+
+    def _part(self, whole: Tensor, place: Place, rank: int) -> Tensor:
+        start = sum(self._numel(place, before) for before in range(rank)) // place.columns
+        return whole[start : start + self._numel(place, rank) // place.columns]
+
+    def _counts(self, places: Sequence[Place], owners: Sequence[int]) -> tuple[list[int], list[int]]:
         """Elements of my parts that go to each owner; elements of my matrices that each rank holds."""
         out, back = [0] * self.size, [0] * self.size
-        for shape, owner in zip(shapes, owners, strict=True):
-            out[owner] += self._numel(shape, self.rank)
+        for place, owner in zip(places, owners, strict=True):
+            out[owner] += self._numel(place, self.rank)
             if owner == self.rank:
                 for rank in range(self.size):
-                    back[rank] += self._numel(shape, rank)
+                    back[rank] += self._numel(place, rank)
         return out, back
 
     def _swap(self, pieces: Sequence[Tensor], give: list[int], take: list[int], device: torch.device) -> list[Tensor]:
@@ -131,24 +160,35 @@ class Shards:
         dist.all_to_all_single(received, sent, take, give, group=self.group)
         return list(received.split(take))
 
-    def to_owners(self, parts: Sequence[Tensor], shapes: Sequence[Shape], owners: Sequence[int]) -> list[Tensor]:
+    def to_owners(self, parts: Sequence[Tensor], places: Sequence[Place], owners: Sequence[int]) -> list[Tensor]:
         """The matrices dealt to this rank, in order; ``parts`` are those that ``sends`` asked for."""
-        give, take = self._counts(shapes, owners)
-        ordered = [part for rank in range(self.size) for part, o in zip(parts, owners, strict=True) if o == rank]
-        mine = [shape for shape, owner in zip(shapes, owners, strict=True) if owner == self.rank]
+        give, take = self._counts(places, owners)
+        ordered = [part for group in _by_owner(zip(parts, owners, strict=True), self.size) for part in group]
+        mine = [place for place, owner in zip(places, owners, strict=True) if owner == self.rank]
         received = self._swap(ordered, give, take, parts[0].device)
-        by_rank = [iter(r.split([self._numel(s, rank) for s in mine])) for rank, r in enumerate(received)]
-        return [torch.cat([next(source) for source in by_rank]).view(shape) for shape in mine]
+        by_rank = [iter(r.split([self._numel(p, rank) for p in mine])) for rank, r in enumerate(received)]
+        return [torch.cat([next(source) for source in by_rank]).view(p.rows, p.columns) for p in mine]
 
     def from_owners(
-        self, mine: Sequence[Tensor], shapes: Sequence[Shape], owners: Sequence[int], device: torch.device
+        self, mine: Sequence[Tensor], places: Sequence[Place], owners: Sequence[int], device: torch.device
     ) -> list[Tensor]:
         """This rank's part of every matrix, each computed by its owner: one exchange."""
-        take, give = self._counts(shapes, owners)
-        ordered = [matrix[self._rows(matrix.shape[0], rank)] for rank in range(self.size) for matrix in mine]
+        take, give = self._counts(places, owners)
+        ours = [place for place, owner in zip(places, owners, strict=True) if owner == self.rank]
+        ordered = [
+            self._part(matrix, place, rank)
+            for rank in range(self.size)
+            for matrix, place in zip(mine, ours, strict=True)
+        ]
         received = self._swap(ordered, give, take, device)
-        dealt: list[list[int]] = [[] for _ in range(self.size)]
-        for shape, owner in zip(shapes, owners, strict=True):
-            dealt[owner].append(self._numel(shape, self.rank))
+        dealt = _by_owner(((self._numel(p, self.rank), o) for p, o in zip(places, owners, strict=True)), self.size)
         by_owner = [iter(r.split(counts)) for r, counts in zip(received, dealt, strict=True)]
-        return [next(by_owner[owner]).view(-1, shape[1]) for shape, owner in zip(shapes, owners, strict=True)]
+        return [next(by_owner[o]).view(-1, place.columns) for place, o in zip(places, owners, strict=True)]
+
+
+def _by_owner(items: Iterable[tuple[object, int]], size: int) -> list[list]:  # type: ignore[type-arg]
+    """Items in order, in one list an owner."""
+    groups: list[list[object]] = [[] for _ in range(size)]
+    for item, owner in items:
+        groups[owner].append(item)
+    return groups

@@ -8,7 +8,7 @@ weights, and a rate and a clip coefficient that stay on the device, so that a st
 State, keyed and stored like that of ``adamw``: ``state[parameter]["momentum_buffer"]``, a running mean of the gradient
 shaped like the parameter, in ``precision.moment_dtype``, and the precision mode's ``remainder`` or ``master``.
 
-A weight moves when every rank that holds it has a gradient for it; else it keeps its value and momentum on all of them,
+A matrix moves when every rank that holds it has a gradient for it; else it keeps its value and momentum on all of them,
 so that replicas stay equal. A zero gradient is a gradient: its momentum decays. A step whose ``grad_scale`` is 0 or not
 finite changes nothing.
 """
@@ -16,8 +16,9 @@ finite changes nothing.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 import torch
 import torch.distributed as dist
@@ -26,9 +27,9 @@ from torch.distributed.tensor import DTensor
 from torch.optim._muon import _zeropower_via_newtonschulz
 
 from dm05_train.errors import TrainError
-from dm05_train.optim.adamw import local
-from dm05_train.optim.exchange import Replicas, Shards
-from dm05_train.optim.orthogonal import COEFFICIENTS, EPS, cost, deal, orthogonalise_in_batches
+from dm05_train.optim.clip import clip_scale, local
+from dm05_train.optim.exchange import Place, Replicas, Shards
+from dm05_train.optim.orthogonal import COEFFICIENTS, EPS, cost, deal, neighbours, orthogonalise_in_batches
 from dm05_train.optim.precision import Mode, extra_state, moment_dtype, read_master, write_master
 
 Named = tuple[str, nn.Parameter]
@@ -45,19 +46,21 @@ def muon_parameters(named_parameters: Iterable[Named]) -> tuple[list[Named], lis
 
 
 @dataclass(frozen=True, kw_only=True)
-class Weight:
-    """A parameter and the matrices stacked in its rows (one, unless it is packed)."""
+class Matrix:
+    """A matrix: a whole parameter, or some rows of a packed one. ``scale`` multiplies its orthogonal update."""
 
-    name: str
     parameter: nn.Parameter
-    shape: tuple[int, int]
-    splits: tuple[int, ...]
-    scale: Tensor
-    """float32 [R, 1]: what an orthogonal update is multiplied by."""
+    place: Place
+    held: slice
+    scale: float
 
-    def cost(self, steps: int) -> int:
-        """Floating-point operations to orthogonalise its matrices."""
-        return sum(cost(rows, self.shape[1], steps) for rows in self.splits)
+    def view(self, tensor: Tensor) -> Tensor:
+        """The rows of it that this rank holds, of a tensor shaped like the parameter."""
+        return local(tensor.detach())[self.held]
+
+    def gradient(self) -> Tensor | None:
+        """Those rows of the gradient, if there is one."""
+        return None if self.parameter.grad is None else self.view(self.parameter.grad)
 
 
 class Muon:
@@ -99,15 +102,24 @@ class Muon:
         if not self.names:
             raise TrainError("Muon was given no matrices", fix="Use --optimizer-config.optim adamw")
         self.momentum, self.nesterov, self.ns_steps = momentum, nesterov, steps
-        self.lr_scale, self.weight_decay, self.batched = lr_scale, weight_decay, batched
-        self.weights = [_weight(n, p, (splits or {}).get(n), coefficient) for p, n in self.names.items()]
+        self.lr_scale, self.weight_decay, self.batched, self.mode = lr_scale, weight_decay, batched, mode
         self.exchange = _exchange(list(self.names), group)
+        self.matrices = [
+            Matrix(
+                parameter=parameter,
+                place=place,
+                held=self.exchange.held(place),
+                scale=coefficient * max(place.rows, place.columns) ** 0.5,
+            )
+            for parameter, name in self.names.items()
+            for place in _places(name, parameter, (splits or {}).get(name))
+        ]
         self.steps = torch.zeros((), dtype=torch.float64, device=next(iter(self.names)).device)
         self.state: dict[nn.Parameter, dict[str, Tensor]] = {}
         for parameter in self.names:
-            held = local(parameter.detach())
-            buffer = torch.zeros_like(held, dtype=moment_dtype(mode))
-            self.state[parameter] = {"momentum_buffer": buffer} | extra_state(held, mode)
+            weight = local(parameter.detach())
+            buffer = torch.zeros_like(weight, dtype=moment_dtype(mode))
+            self.state[parameter] = {"momentum_buffer": buffer} | extra_state(weight, mode)
         self._agreed = not self.exchange.groups
         self._presence: tuple[tuple[bool, ...], Tensor] | None = None
 
@@ -115,6 +127,10 @@ class Muon:
     def parameters(self) -> list[nn.Parameter]:
         """The parameters it moves."""
         return list(self.names)
+
+    def clip_scale(self, max_norm: float) -> tuple[Tensor, Tensor]:
+        """(norm, scale) of the gradients; see ``clip.clip_scale``."""
+        return clip_scale(self.names, max_norm)
 
     @torch.no_grad()
     def step(self, lr: Tensor, grad_scale: Tensor) -> None:
@@ -126,34 +142,54 @@ class Muon:
         """
         go = torch.isfinite(grad_scale) & (grad_scale > 0)
         self.steps += go
-        weights, ready = self._ready(go)
-        updates = self._shared(weights, ready, grad_scale) if self.batched else self._alone(weights, ready, grad_scale)
-        rate = lr * self.lr_scale
-        for weight, moves, update in zip(weights, ready, updates, strict=True):
-            held, state = local(weight.parameter.detach()), self.state[weight.parameter]
-            scale = weight.scale[self.exchange.rows(weight.shape[0])]
-            old = read_master(held, state)
-            new = old * (1 - rate * self.weight_decay) - rate * scale * update
-            write_master(held, state, torch.where(moves, new, old))
+        matrices, ready = self._ready(go)
+        if not matrices:
+            return
+        if self.batched:
+            self.move(matrices, ready, self._shared(matrices, ready, grad_scale), lr * self.lr_scale)
+            return
+        for i, matrix in enumerate(matrices):
+            self.move(
+                [matrix], ready[i : i + 1], [self._alone(matrix, ready[i : i + 1], grad_scale)], lr * self.lr_scale
+            )
 
-    def _ready(self, go: Tensor) -> tuple[list[Weight], list[Tensor]]:
-        """The weights to work on, and for each a bool on the device: whether it moves."""
+    def directions(self, matrices: Sequence[Matrix], ready: Tensor, grad_scale: Tensor) -> Iterator[Tensor]:
+        """Move the momentum of each matrix that is ready; then what is to be orthogonalised, float32 [held, C]."""
+        for i, matrix in enumerate(matrices):
+            buffer = matrix.view(self.state[matrix.parameter]["momentum_buffer"])
+            old, gradient = buffer.float(), matrix.gradient()
+            seen = old if gradient is None else torch.where(ready[i], gradient.float() * grad_scale, old)
+            new = old.lerp(seen, 1 - self.momentum)
+            buffer.copy_(torch.where(ready[i], new, old))
+            yield seen.lerp(new, self.momentum) if self.nesterov else new
+
+    def move(self, matrices: Sequence[Matrix], ready: Tensor, updates: Sequence[Tensor], rate: Tensor) -> None:
+        """Add the orthogonal updates (BF16 [held, C]) of the matrices that are ready, and decay those."""
+        for i, (matrix, update) in enumerate(zip(matrices, updates, strict=True)):
+            weight = matrix.view(matrix.parameter)
+            state = {key: matrix.view(value) for key, value in self.state[matrix.parameter].items()}
+            old = read_master(weight, state)
+            new = old * (1 - rate * self.weight_decay) - rate * matrix.scale * update.float()
+            write_master(weight, state, torch.where(ready[i], new, old))
+
+    def _ready(self, go: Tensor) -> tuple[list[Matrix], Tensor]:
+        """The matrices to work on, and a bool [matrices] on the device: whether each moves."""
         if not self.exchange.groups:
-            weights = [weight for weight in self.weights if weight.parameter.grad is not None]
-            return weights, [go] * len(weights)
+            matrices = [matrix for matrix in self.matrices if matrix.parameter.grad is not None]
+            return matrices, go.expand(len(matrices))
         if not self._agreed:
             self._agree()
-        pattern = tuple(weight.parameter.grad is not None for weight in self.weights)
+        pattern = tuple(matrix.parameter.grad is not None for matrix in self.matrices)
         if self._presence is None or self._presence[0] != pattern:
             self._presence = pattern, torch.tensor(pattern, dtype=torch.float32, device=go.device)
         present = self._presence[1] * go
         for group in self.exchange.groups:
             dist.all_reduce(present, op=dist.ReduceOp.MIN, group=group)
-        return self.weights, list((present > 0).unbind())
+        return self.matrices, present > 0
 
     def _agree(self) -> None:
         """Once: ranks with different matrices would wait for each other for ever; say which differ instead."""
-        mine = [f"{weight.name} {list(weight.shape)} {list(weight.splits)}" for weight in self.weights]
+        mine = [f"{self.names[m.parameter]} [{m.place.rows}, {m.place.columns}]" for m in self.matrices]
         for group in self.exchange.groups:
             others: list[list[str]] = [[]] * dist.get_world_size(group)
             dist.all_gather_object(others, mine, group=group)
@@ -166,60 +202,43 @@ class Muon:
                     )
         self._agreed = True
 
-    def _direction(self, weight: Weight, moves: Tensor, grad_scale: Tensor) -> Tensor:
-        """Move the momentum; what is to be orthogonalised (BF16, the rows held here)."""
-        buffer = self.state[weight.parameter]["momentum_buffer"]
-        old = buffer.float()
-        gradient = old if weight.parameter.grad is None else local(weight.parameter.grad).float() * grad_scale
-        gradient = torch.where(moves, gradient, old)
-        new = old.lerp(gradient, 1 - self.momentum)
-        buffer.copy_(torch.where(moves, new, old))
-        return (gradient.lerp(new, self.momentum) if self.nesterov else new).bfloat16()
+    def _alone(self, matrix: Matrix, ready: Tensor, grad_scale: Tensor) -> Tensor:
+        """The update of a matrix, computed whole on every rank; the part held here."""
+        direction = next(self.directions([matrix], ready, grad_scale)).bfloat16()
+        whole = self.exchange.whole(direction, matrix.place)
+        update = _zeropower_via_newtonschulz(whole, COEFFICIENTS, self.ns_steps, EPS)
+        return self.exchange.part(update, matrix.place)
 
-    def _alone(self, weights: list[Weight], ready: list[Tensor], grad_scale: Tensor) -> Iterator[Tensor]:
-        """Updates one after another, each computed whole on every rank."""
-        for weight, moves in zip(weights, ready, strict=True):
-            whole = self.exchange.whole(self._direction(weight, moves, grad_scale), weight.shape)
-            parts = [
-                _zeropower_via_newtonschulz(matrix.clone(), COEFFICIENTS, self.ns_steps, EPS)
-                for matrix in whole.split(weight.splits)
-            ]
-            yield torch.cat(parts)[self.exchange.rows(weight.shape[0])]
-
-    def _shared(self, weights: list[Weight], ready: list[Tensor], grad_scale: Tensor) -> list[Tensor]:
-        """All updates: directions to their owners, same shapes together, results back."""
-        if not weights:
-            return []
-        shapes = [weight.shape for weight in weights]
-        owners = deal([weight.cost(self.ns_steps) for weight in weights], self.exchange.size)
-        parts = []
-        for weight, moves, owner in zip(weights, ready, owners, strict=True):
-            direction = self._direction(weight, moves, grad_scale)
-            if self.exchange.sends(owner):
-                parts.append(direction)
-        mine = self.exchange.to_owners(parts, shapes, owners)
-        splits = [weight.splits for weight, owner in zip(weights, owners, strict=True) if owner == self.exchange.rank]
-        matrices = [m for whole, rows in zip(mine, splits, strict=True) for m in whole.split(rows)]
-        orthogonalise_in_batches(matrices, self.ns_steps)
-        return self.exchange.from_owners(mine, shapes, owners, ready[0].device)
+    def _shared(self, matrices: Sequence[Matrix], ready: Tensor, grad_scale: Tensor) -> list[Tensor]:
+        """All updates: directions to their owners, same shapes together, the parts held here back."""
+        places = [matrix.place for matrix in matrices]
+        owners = deal([cost(place.rows, place.columns, self.ns_steps) for place in places], self.exchange.size)
+        sent = [self.exchange.sends(owner) for owner in owners]
+        shapes = [
+            (matrix.held.stop - matrix.held.start, matrix.place.columns)
+            for matrix, wanted in zip(matrices, sent, strict=True)
+            if wanted
+        ]
+        parts = neighbours(shapes, ready.device)
+        targets = iter(parts)
+        for direction, wanted in zip(self.directions(matrices, ready, grad_scale), sent, strict=True):
+            if wanted:
+                next(targets).copy_(direction)
+        mine = self.exchange.to_owners(parts, places, owners)
+        return self.exchange.from_owners(orthogonalise_in_batches(mine, self.ns_steps), places, owners, ready.device)
 
 
-def _weight(name: str, parameter: nn.Parameter, splits: tuple[int, ...] | None, coefficient: float) -> Weight:
+def _places(name: str, parameter: nn.Parameter, splits: tuple[int, ...] | None) -> list[Place]:
     if parameter.ndim != 2:
         raise TrainError(f"Muon moves matrices, {name} has shape {list(parameter.shape)}")
-    rows, columns = parameter.shape
-    splits = splits or (rows,)
-    if sum(splits) != rows or min(splits) < 1:
-        raise TrainError(f"{name} has {rows} rows, its matrices {list(splits)}")
-    scales = [coefficient * max(part, columns) ** 0.5 for part in splits]
-    scale = torch.cat([torch.full((part, 1), s) for part, s in zip(splits, scales, strict=True)])
-    return Weight(
-        name=name,
-        parameter=parameter,
-        shape=(rows, columns),
-        splits=tuple(splits),
-        scale=scale.to(parameter.device),
-    )
+    total, columns = parameter.shape
+    splits = splits or (total,)
+    if sum(splits) != total or min(splits) < 1:
+        raise TrainError(f"{name} has {total} rows, its matrices {list(splits)}")
+    starts = [0, *accumulate(splits)]
+    return [
+        Place(start=start, rows=rows, columns=columns, total=total) for start, rows in zip(starts, splits, strict=False)
+    ]
 
 
 def _exchange(parameters: list[nn.Parameter], group: dist.ProcessGroup | None) -> Replicas | Shards:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Mapping
+
 import torch
 from torch import Tensor, nn
 
+from dm05_train.config import OptimizerConfig
 from dm05_train.optim.adamw import AdamW
-from dm05_train.optim.muon import Muon
+from dm05_train.optim.muon import Muon, Named, muon_parameters
+from dm05_train.optim.precision import Mode
 
 
 class MuonAdamW:
@@ -35,6 +39,12 @@ class MuonAdamW:
         """The parameters it moves."""
         return list(self.names)
 
+    def clip_scale(self, max_norm: float) -> tuple[Tensor, Tensor]:
+        """(norm, scale) of all gradients together; see ``clip.clip_scale``."""
+        norm = torch.hypot(self.muon.clip_scale(max_norm)[0], self.rest.clip_scale(max_norm)[0])
+        scale = (max_norm / (norm + 1e-6)).clamp(max=1.0)
+        return norm, torch.where(torch.isfinite(norm), scale, 0.0)
+
     def step(self, lr: Tensor, grad_scale: Tensor) -> None:
         """One update; see ``AdamW.step``."""
         if self.side is None:
@@ -47,3 +57,43 @@ class MuonAdamW:
             self.muon.step(lr, grad_scale)
         self.rest.step(lr, grad_scale)
         here.wait_stream(self.side)
+
+
+def build_muon_adamw(
+    named_parameters: Iterable[Named],
+    config: OptimizerConfig,
+    mode: Mode,
+    *,
+    splits: Mapping[str, tuple[int, ...]],
+    batched: bool,
+    adamw: Callable[[list[Named]], AdamW],
+    muon: type[Muon] = Muon,
+) -> MuonAdamW:
+    """Muon and AdamW over the trainable parameters of a model.
+
+    Args:
+        named_parameters: all of them.
+        config: the run's settings.
+        mode: the precision mode.
+        splits: the rows of each matrix in packed parameters, by name (other names do no harm).
+        batched: whether DM05_MUON_BATCHED_GATHER is on.
+        adamw: builds AdamW over some parameters.
+        muon: which implementation.
+
+    Raises:
+        TrainError: there is nothing for Muon to move.
+    """
+    matrices, rest = muon_parameters(named_parameters)
+    mover = muon(
+        matrices,
+        momentum=config.muon_momentum,
+        nesterov=config.muon_nesterov,
+        steps=config.muon_ns_steps,
+        lr_scale=config.muon_lr_scale,
+        coefficient=config.muon_coefficient,
+        weight_decay=config.weight_decay,
+        mode=mode,
+        splits=splits,
+        batched=batched,
+    )
+    return MuonAdamW(mover, adamw(rest))

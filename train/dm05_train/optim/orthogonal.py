@@ -14,8 +14,10 @@ from torch import Tensor
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 EPS = 1e-7
-# Elements of a stack worked on at once: 1 GiB of BF16, and twice that as scratch space.
+# Elements of a stack worked on at once: 1 GiB of BF16, and three times that as scratch space.
 STACK_ELEMENTS = 1 << 29
+
+Shape = tuple[int, int]
 
 
 def orthogonalise(stack: Tensor, steps: int) -> Tensor:
@@ -40,16 +42,41 @@ def orthogonalise(stack: Tensor, steps: int) -> Tensor:
     return stack
 
 
-def orthogonalise_in_batches(matrices: Sequence[Tensor], steps: int) -> None:
-    """Orthogonalise BF16 matrices ``[R, C]`` in place, those of one shape together."""
-    by_shape: dict[torch.Size, list[Tensor]] = {}
-    for matrix in matrices:
-        by_shape.setdefault(matrix.shape, []).append(matrix)
-    for shape, members in by_shape.items():
+def orthogonalise_in_batches(matrices: Sequence[Tensor], steps: int) -> list[Tensor]:
+    """Orthogonalise BF16 matrices ``[R, C]``, those of one shape together; results are new, arguments spent."""
+    by_shape: dict[torch.Size, list[int]] = {}
+    for number, matrix in enumerate(matrices):
+        by_shape.setdefault(matrix.shape, []).append(number)
+    results: dict[int, Tensor] = {}
+    for shape, numbers in by_shape.items():
         limit = max(1, STACK_ELEMENTS // max(1, shape.numel()))
-        for start in range(0, len(members), limit):
-            part = members[start : start + limit]
-            torch._foreach_copy_(part, list(orthogonalise(torch.stack(part), steps).unbind()))
+        for start in range(0, len(numbers), limit):
+            part = numbers[start : start + limit]
+            results |= zip(part, orthogonalise(_stack([matrices[i] for i in part]), steps).unbind(), strict=True)
+    return [results[number] for number in range(len(matrices))]
+
+
+def neighbours(shapes: Sequence[Shape], device: torch.device) -> list[Tensor]:
+    """Uninitialised BF16 matrices, those of one shape next to each other in memory: a stack of them needs no copy."""
+    flat = torch.empty(sum(rows * columns for rows, columns in shapes), dtype=torch.bfloat16, device=device)
+    made: dict[int, Tensor] = {}
+    start = 0
+    for number in sorted(range(len(shapes)), key=lambda i: shapes[i]):
+        rows, columns = shapes[number]
+        made[number] = flat[start : start + rows * columns].view(rows, columns)
+        start += rows * columns
+    return [made[number] for number in range(len(shapes))]
+
+
+def _stack(matrices: Sequence[Tensor]) -> Tensor:
+    """``[N, R, C]`` of contiguous matrices: the memory they lie in when they are neighbours, else a copy."""
+    first = matrices[0]
+    rows, columns = first.shape
+    step = rows * columns
+    apart = {m.storage_offset() - first.storage_offset() - i * step for i, m in enumerate(matrices)}
+    if apart == {0} and len({m.untyped_storage().data_ptr() for m in matrices}) == 1:
+        return first.as_strided((len(matrices), rows, columns), (step, columns, 1))
+    return torch.stack(list(matrices))
 
 
 def cost(rows: int, columns: int, steps: int) -> int:
