@@ -22,7 +22,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -35,6 +35,7 @@ from torch import Tensor
 from dm05_train.errors import TrainError
 
 VERSION = 1
+STAGE_BYTES = 64 << 20
 STATE = Path("training") / "state.json"
 DTYPES = {
     torch.float64: "F64",
@@ -80,7 +81,7 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], aliases: Mapping[st
     """Write a safetensors file tensor by tensor (no second copy in memory) and flush it to the disk.
 
     Args:
-        tensors: by name, on the host.
+        tensors: by name, on the host or on a GPU.
         aliases: further names for tensors already there; their bytes are written again under the new name.
     """
     everything = {**tensors, **{new: tensors[old] for new, old in (aliases or {}).items()}}
@@ -94,10 +95,43 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], aliases: Mapping[st
     text += b" " * (-len(text) % 8)
     with path.open("wb") as file:
         file.write(len(text).to_bytes(8, "little") + text)
-        for tensor in everything.values():
-            file.write(tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+        for data in _host_bytes(everything.values()):
+            file.write(data)
         file.flush()
         os.fsync(file.fileno())
+
+
+def _host_bytes(tensors: Iterable[Tensor]) -> Iterator[memoryview]:
+    """The bytes of tensors in order. Those of GPU tensors come through two page-locked buffers, one filled while the
+    other is read."""
+    stream: torch.cuda.Stream | None = None
+    buffers: list[tuple[Tensor, torch.cuda.Event]] = []
+    waiting: tuple[Tensor, torch.cuda.Event] | None = None
+    for tensor in tensors:
+        flat = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+        if not flat.is_cuda:
+            if waiting is not None:
+                waiting[1].synchronize()
+                yield waiting[0].numpy().data
+                waiting = None
+            yield flat.numpy().data
+            continue
+        if stream is None:
+            stream = torch.cuda.Stream(flat.device)
+            buffers = [(torch.empty(STAGE_BYTES, dtype=torch.uint8, pin_memory=True), torch.cuda.Event()) for _ in "ab"]
+        for piece in flat.split(STAGE_BYTES):
+            buffer, event = buffers[0]
+            buffers.reverse()
+            with torch.cuda.stream(stream):
+                buffer[: len(piece)].copy_(piece, non_blocking=True)
+                event.record(stream)
+            if waiting is not None:
+                waiting[1].synchronize()
+                yield waiting[0].numpy().data
+            waiting = buffer[: len(piece)], event
+    if waiting is not None:
+        waiting[1].synchronize()
+        yield waiting[0].numpy().data
 
 
 def publish(temporary: Path, final: Path, state: RunState) -> None:
@@ -187,14 +221,19 @@ def read_state(folder: Path) -> RunState:
     return state
 
 
-def read_optimizer(folder: Path, visit: Callable[[str, str, Tensor], None]) -> None:
-    """Hand every optimizer tensor of a checkpoint to ``visit(kind, name, tensor)``, one at a time from the file's
-    map."""
-    for path in sorted((folder / "training").glob("optimizer-*.safetensors")):
+def checkpoint_entries(folder: Path, *, weights_too: bool = False) -> Iterator[tuple[str, str, Tensor]]:
+    """(kind, released name, tensor) of a checkpoint's optimizer state, one at a time from the file's map.
+
+    ``weights_too`` gives the float32 weights first, as kind ``master``: a model that is held in BF16 has rounded them.
+    """
+    files = sorted((folder / "training").glob("optimizer-*.safetensors"))
+    if weights_too:
+        files.insert(0, folder / "model.safetensors")
+    for path in files:
         with safe_open(path, framework="pt", device="cpu") as file:
             for key in file.keys():  # noqa: SIM118 (not a dict)
-                kind, _, name = key.partition(":")
-                visit(kind, name, file.get_tensor(key))
+                kind, _, name = key.partition(":") if path.parent != folder else ("master", "", key)
+                yield kind, name, file.get_tensor(key)
 
 
 def _sync_folder(folder: Path) -> None:

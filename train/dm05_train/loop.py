@@ -21,7 +21,7 @@ from dm05_train.optim.schedule import learning_rate
 from dm05_train.parallel import gradient_sync
 from dm05_train.saver import Saver
 from dm05_train.signals import StopSignal
-from dm05_train.snapshot import take_snapshot
+from dm05_train.snapshot import HostBuffer, take_snapshot
 from dm05_train.watch import Watch
 
 
@@ -49,6 +49,9 @@ class Run:
     step: int = 0
     samples: int = 0
     async_loss: bool = False
+    copying: torch.cuda.Event | None = None
+    """When the last snapshot's copy is done, where one is under way that the weights must not change under."""
+    host_buffer: HostBuffer | None = None
     recent: deque[tuple[int, list[int]]] = field(default_factory=lambda: deque(maxlen=1024))
     """Sample ids this rank took in the last steps, for the report of a skipped one."""
 
@@ -100,6 +103,9 @@ def train_step(run: Run) -> tuple[Tensor, Tensor]:
         ids += batch["sample_ids"].tolist()
     norm, scale = run.optimizer.clip_scale(trainer.max_grad_norm)
     run.lr.fill_(run.rate())
+    if run.copying is not None:  # the weights are still on their way into a checkpoint
+        torch.cuda.current_stream().wait_event(run.copying)
+        run.copying = None
     run.optimizer.step(run.lr, scale)
     for parameter in run.parameters:
         parameter.grad = None

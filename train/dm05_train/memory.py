@@ -163,7 +163,6 @@ def estimate(config: DM05Config, shape: Shape) -> Memory:
     model = empty_model(config, torch.device("meta"), weight_dtype(shape.mode))
     model.merge_images = _merge_images  # type: ignore[method-assign]  # nothing can be counted on the meta device
     freeze_untrained(model)
-    model.language.skip_tail = shape.trimmed
     every = sum(p.numel() for p in model.parameters())
     trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
     width = weight_dtype(shape.mode).itemsize

@@ -69,6 +69,11 @@ def gradient_sync(model: nn.Module, *, last: bool) -> Iterator[None]:
         yield
 
 
+def is_sharded(tensor: Tensor) -> bool:
+    """Whether this rank holds only a part of a tensor."""
+    return hasattr(tensor, "full_tensor")
+
+
 def whole(tensor: Tensor) -> Tensor:
     """All of a tensor that may be sharded, on every rank (a collective when it is)."""
     full = getattr(tensor, "full_tensor", None)

@@ -1,4 +1,8 @@
-"""Saving while the run goes on: a snapshot in host memory, then a background thread that writes and publishes it."""
+"""Saving while the run goes on: a background thread writes a snapshot's files and publishes the checkpoint.
+
+Every rank of machine 0 writes its files into one temporary folder and leaves a note there when it is done; rank 0 waits
+for the notes, adds the small files, and publishes.
+"""
 
 from __future__ import annotations
 
@@ -6,13 +10,15 @@ import shutil
 import threading
 import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from dm05_train.checkpoint import checkpoint_name, publish, rotate, write_tensors
+from dm05_train.checkpoint import checkpoint_name, clean, publish, rotate, write_tensors
 from dm05_train.env import World
 from dm05_train.errors import TrainError
-from dm05_train.model.weights import EMBEDDING, LM_HEAD
 from dm05_train.snapshot import Snapshot
+
+POLL_SECONDS = 0.05
 
 
 class Saver:
@@ -20,20 +26,30 @@ class Saver:
 
     Args:
         output: where checkpoints go.
-        extras: small files of every checkpoint: place in the folder -> content.
+        extras: small files of every checkpoint: place in the folder -> content (rank 0).
         keep: how many of the run's checkpoints to keep (None: all).
         say: gets a line when a checkpoint is published.
         last: the last good checkpoint of the run so far.
+        minutes: how long rank 0 waits for the files of the others.
     """
 
     def __init__(
-        self, world: World, output: Path, *, extras: Mapping[str, bytes], keep: int | None, say: Callable[[str], None]
+        self,
+        world: World,
+        output: Path,
+        *,
+        extras: Mapping[str, bytes],
+        keep: int | None,
+        say: Callable[[str], None],
+        last: Path | None = None,
+        minutes: float = 10.0,
     ) -> None:
         self.world, self.output, self.keep, self.say = world, output, keep, say
-        self.extras = dict(extras)
-        self.last = last
+        self.extras, self.last, self.minutes = dict(extras), last, minutes
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
+        if world.is_main:
+            clean(output)
 
     def save(self, snapshot: Snapshot) -> None:
         """Start writing; waits for the one before to be published.
@@ -42,8 +58,9 @@ class Saver:
             TrainError: the one before could not be written.
         """
         self.wait()
-        self._thread = threading.Thread(target=self._run, args=(snapshot,), name="checkpoint", daemon=True)
-        self._thread.start()
+        if self.world.node == 0:
+            self._thread = threading.Thread(target=self._run, args=(snapshot,), name="checkpoint", daemon=True)
+            self._thread.start()
 
     def wait(self) -> None:
         """Block until nothing is being written.
@@ -62,30 +79,61 @@ class Saver:
             raise TrainError(f"cannot write a checkpoint: {reason}", where=where, fix=good) from None
 
     def _run(self, snapshot: Snapshot) -> None:
+        began = time.monotonic()
+        final = self.output / checkpoint_name(snapshot.state.step)
+        temporary = self.output / f".{final.name}.{snapshot.state.run}"
         try:
-            self._write(snapshot)
+            self._write(temporary, snapshot)
+            if self.world.is_main:
+                self._await_others(temporary)
+                publish(temporary, final, snapshot.state)
         except BaseException as error:  # handed to the training thread by wait()
             self._error = error
-
-    def _write(self, snapshot: Snapshot) -> None:
-        began = time.monotonic()
-        state = snapshot.state
-        final = self.output / checkpoint_name(state.step)
-        temporary = self.output / f".{final.name}.{state.run}"
-        shutil.rmtree(temporary, ignore_errors=True)
-        (temporary / "training").mkdir(parents=True)
-        try:
-            write_tensors(temporary / "model.safetensors", snapshot.weights, {LM_HEAD: EMBEDDING})
-            write_tensors(temporary / "training" / "optimizer-00000-of-00001.safetensors", snapshot.optimizer)
-            write_tensors(temporary / "training" / "rng.safetensors", snapshot.rng)
-            for place, content in self.extras.items():
-                (temporary / place).parent.mkdir(parents=True, exist_ok=True)
-                (temporary / place).write_bytes(content)
-            publish(temporary, final, state)
-        except BaseException:
-            shutil.rmtree(temporary, ignore_errors=True)
-            raise
+            self._note(temporary, f"failed: {error}")
+            if self.world.is_main:
+                shutil.rmtree(temporary, ignore_errors=True)
+            return
         self.last = final
-        self.say(f"saved {final} ({time.monotonic() - began:.1f} s in the background)")
-        for old in rotate(self.output, state.run, self.keep):
-            self.say(f"removed {old}")
+        if self.world.is_main:
+            self.say(f"saved {final} ({time.monotonic() - began:.1f} s in the background)")
+            for old in rotate(self.output, snapshot.state.run, self.keep):
+                self.say(f"removed {old}")
+
+    def _write(self, temporary: Path, snapshot: Snapshot) -> None:
+        """Write this rank's files, several at a time where there are several."""
+        (temporary / "training").mkdir(parents=True, exist_ok=True)
+        if snapshot.ready is not None:
+            snapshot.ready.synchronize()
+        with ThreadPoolExecutor(max(1, len(snapshot.files))) as pool:
+            jobs = [
+                pool.submit(write_tensors, temporary / file, tensors, snapshot.aliases_of(file))
+                for file, tensors in snapshot.files.items()
+            ]
+            for job in jobs:
+                job.result()
+        for place, content in self.extras.items():
+            (temporary / place).parent.mkdir(parents=True, exist_ok=True)
+            (temporary / place).write_bytes(content)
+        self._note(temporary, "done")
+
+    def _note(self, temporary: Path, text: str) -> None:
+        """Tell rank 0 how this rank fared."""
+        if self.world.is_main or not temporary.is_dir():
+            return
+        part = temporary / f".part-{self.world.rank}"
+        part.write_text(text, "utf-8")
+        part.replace(temporary / f".rank-{self.world.rank}")
+
+    def _await_others(self, temporary: Path) -> None:
+        """Wait for the notes of machine 0's other ranks, and remove them."""
+        end = time.monotonic() + self.minutes * 60
+        for rank in range(1, self.world.local_size):
+            note = temporary / f".rank-{rank}"
+            while not note.exists():
+                if time.monotonic() > end:
+                    raise TimeoutError(f"rank {rank} has not written its part after {self.minutes:g} minutes")
+                time.sleep(POLL_SECONDS)
+            text = note.read_text("utf-8")
+            if text != "done":
+                raise OSError(f"rank {rank} {text}")
+            note.unlink()

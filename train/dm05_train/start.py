@@ -10,18 +10,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
 from dm05_schemas.workspace import Workspace
 from safetensors import safe_open
-from torch import Tensor, nn
+from torch import Tensor
 
-from dm05_train.checkpoint import RunState, latest, read_optimizer, read_state
+from dm05_train.checkpoint import RunState, checkpoint_entries, latest, read_state
 from dm05_train.config import TrainConfig, is_run_checkpoint
 from dm05_train.env import World, broadcast, together
 from dm05_train.errors import TrainError
-from dm05_train.model.weights import packed_of, released_tensors
-from dm05_train.optim import Optimizer
-from dm05_train.optim.adamw import local
-from dm05_train.optim.precision import join16, write_master
+from dm05_train.optim.state import Entry
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,58 +113,31 @@ def new_run_name() -> str:
     return f"{time.time_ns():x}-{os.getpid():x}"
 
 
-def optimizer_tensors(optimizer: Optimizer, model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """The optimizer's state as ``KIND:RELEASED NAME`` -> view on the device, and ``steps:`` the updates made."""
-    packed = packed_of(model)
-    kinds = sorted({kind for state in optimizer.state.values() for kind in state})
-    for kind in kinds:
-        held = {optimizer.names[p]: state[kind] for p, state in optimizer.state.items() if kind in state}
-        for name, tensor in released_tensors(held, packed):
-            yield f"{kind}:{name}", tensor
-    yield "steps:", optimizer.steps
+def optimizer_entries(world: World, state: RunState, folder: Path, *, broadcasting: bool) -> Iterator[Entry]:
+    """The optimizer state of a checkpoint, tensor by tensor, read by every rank or read by rank 0 and sent."""
+    read = checkpoint_entries(folder, weights_too=state.precision == "fp32")
+    if world.size == 1 or not broadcasting:
+        yield from read
+        return
+    while True:
+        entry = next(read, None) if world.is_main else None
+        facts = None if entry is None else (entry[0], entry[1], entry[2].dtype, entry[2].shape)
+        facts = broadcast(world, facts)
+        if facts is None:
+            return
+        kind, name, dtype, shape = facts
+        tensor = entry[2].to(world.device) if entry else torch.empty(shape, dtype=dtype, device=world.device)
+        sent = tensor.reshape(-1).view(torch.uint8)
+        dist.broadcast(sent, src=0)
+        yield kind, name, tensor
 
 
-@torch.no_grad()
-def restore_optimizer(optimizer: Optimizer, model: nn.Module, folder: Path) -> None:
-    """Fill an optimizer from a checkpoint, after the weights were loaded.
-
-    The float32 value of a weight is what the checkpoint's precision mode kept of it; it is stored in the way of the
-    optimizer's own mode, so that a run may continue in another one.
-    """
-    slots = dict(optimizer_tensors(optimizer, model))
-    masters = _master_slots(optimizer, model)
-
-    def visit(kind: str, name: str, tensor: Tensor) -> None:
-        if kind in ("master", "remainder"):
-            if name in masters:
-                weight, extra = masters[name]
-                tensor = tensor.to(weight.device)
-                exact = tensor if kind == "master" else join16(weight.to(torch.bfloat16), tensor)
-                write_master(weight, extra, exact)
-        elif (slot := slots.get(f"{kind}:{name}")) is not None:
-            slot.copy_(tensor)
-
-    for (
-        weight,
-        extra,
-    ) in masters.values():  # what the loaded weights alone say, where the checkpoint kept nothing beside them
-        write_master(weight, extra, weight.float())
-    read_optimizer(folder, visit)
-
-
-def _master_slots(optimizer: Optimizer, model: nn.Module) -> dict[str, tuple[Tensor, dict[str, Tensor]]]:
-    """Released name -> (weight, its ``remainder`` or ``master``), views that ``write_master`` can fill."""
-    packed = packed_of(model)
-    weights = dict(released_tensors({name: local(p.detach()) for p, name in optimizer.names.items()}, packed))
-    extras: dict[str, dict[str, Tensor]] = {name: {} for name in weights}
-    for kind in ("remainder", "master"):
-        held = {optimizer.names[p]: state[kind] for p, state in optimizer.state.items() if kind in state}
-        for name, view in released_tensors(held, packed):
-            extras[name][kind] = view
-    return {name: (weight, extras[name]) for name, weight in weights.items()}
-
-
-def read_rng(folder: Path) -> Tensor:
-    """The state of torch's generator in a checkpoint."""
-    with safe_open(folder / "training" / "rng.safetensors", framework="pt", device="cpu") as file:
-        return file.get_tensor("cpu")
+def read_rng(world: World, folder: Path) -> Tensor:
+    """The state of torch's generator in a checkpoint, as rank 0 reads it."""
+    state = None
+    if world.is_main:
+        with safe_open(folder / "training" / "rng.safetensors", framework="pt", device="cpu") as file:
+            state = file.get_tensor("cpu")
+    state = broadcast(world, state)
+    assert state is not None
+    return state

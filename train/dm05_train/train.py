@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
+import torch
 from dm05_schemas.registry import lookup
 from dm05_schemas.workspace import Workspace
 
@@ -16,11 +17,12 @@ from dm05_train.loop import Run, run_steps
 from dm05_train.memory import estimate, shape_of
 from dm05_train.metrics import Metrics
 from dm05_train.optim import build_optimizer
+from dm05_train.optim.state import restore
 from dm05_train.parallel import wrap
 from dm05_train.perf.switches import Switches
 from dm05_train.saver import Saver
 from dm05_train.signals import StopSignal
-from dm05_train.start import agree_on_start, new_run_name, output_folder, restore_optimizer
+from dm05_train.start import agree_on_start, new_run_name, optimizer_entries, output_folder, read_rng
 from dm05_train.table import start_table
 
 
@@ -56,7 +58,9 @@ def _train(config: TrainConfig, world: World, switches: Switches, stop: StopSign
     wrapped = wrap(model, world, trainer.parallel)
     optimizer = build_optimizer(model.named_parameters(), config.optimizer_config, mode)
     if state is not None:
-        together(world, lambda: restore_optimizer(optimizer, model, folder))
+        broadcasting = config.model_config.load == "broadcast"
+        restore(optimizer, model, optimizer_entries(world, state, start.folder, broadcasting=broadcasting))
+        torch.set_rng_state(read_rng(world, start.folder))
     loader = training_loader(
         config,
         world,
@@ -95,7 +99,15 @@ def _train(config: TrainConfig, world: World, switches: Switches, stop: StopSign
         metrics.say(describe(run, output, cameras=dataset.cameras, switches=switches, environ=environ))
     extras = checkpoint_files(folder, config, mode) | found.files if world.is_main else {}
     last = start.folder if state else None
-    saver = Saver(world, output, extras=extras, keep=trainer.save_total_limit, say=metrics.say, last=last)
+    saver = Saver(
+        world,
+        output,
+        extras=extras,
+        keep=trainer.save_total_limit,
+        say=metrics.say,
+        last=last,
+        minutes=trainer.timeout_minutes,
+    )
     try:
         run_steps(run, saver, metrics, stop)
     finally:
