@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shlex
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -76,7 +77,7 @@ def index_path(workspace: Workspace, spec: DatasetSpec) -> Path:
 
 def index_command(workspace: Workspace, spec: DatasetSpec) -> str:
     """The command that writes the index."""
-    return f"dm05-prep index --dataset-name {spec.name} --workspace {workspace.root}"
+    return f"dm05-prep index --dataset-name {spec.name} --workspace {shlex.quote(str(workspace.root))}"
 
 
 def list_episodes(folder: Path) -> dict[str, FileState]:

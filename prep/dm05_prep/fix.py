@@ -47,26 +47,18 @@ def mend(data: bytes) -> tuple[bytes, Counter[str]]:
     done: Counter[str] = Counter()
     text = _as_utf8(data, done)
     frames: list[bytes] = []
-    lines = text.split(b"\n")
-    if lines[-1] == b"":
-        lines.pop()
-    elif _is_object(lines[-1]):
-        done["last newline added"] += 1
-    else:
-        return data, Counter()  # cut off in the middle of a frame: that is not ours to mend
+    *lines, rest = text.split(b"\n")
     for line in lines:
         if line.endswith(b"\r"):
             done["CR LF made LF"] += 1
-            line = line[:-1]
-        pieces = [line]
-        if b"\r" in line and all(_is_object(piece) for piece in line.split(b"\r") if not blank_line(piece)):
-            pieces = line.split(b"\r")
-            done["lone CR made LF"] += len(pieces) - 1
-        for piece in pieces:
-            if blank_line(piece) is None:
-                frames.append(piece)
-            elif len(pieces) == 1:
-                done["blank lines removed"] += 1
+        frames += _frames_of(line.removesuffix(b"\r"), done)
+    if rest:
+        last = _frames_of(rest, done)
+        if last and not _is_object(last[-1]):
+            return data, Counter()  # cut off in the middle of a frame: that is not ours to mend
+        done["last newline added"] += bool(last)
+        frames += last
+    done = +done
     if not done or not frames:
         return data, Counter()
     return b"".join(frame + b"\n" for frame in frames), done
@@ -86,6 +78,16 @@ def _as_utf8(data: bytes, done: Counter[str]) -> bytes:
         done["byte order mark removed"] += 1
         data = data[len(BOM) :]
     return data
+
+
+def _frames_of(line: bytes, done: Counter[str]) -> list[bytes]:
+    """The frames of one line: itself, none when it is blank, or several that carriage returns keep apart."""
+    if b"\r" in line and all(_is_object(piece) for piece in line.split(b"\r") if not blank_line(piece)):
+        pieces = line.split(b"\r")
+        done["lone CR made LF"] += len(pieces) - 1
+        return [piece for piece in pieces if not blank_line(piece)]
+    done["blank lines removed"] += blank_line(line) is not None
+    return [] if blank_line(line) else [line]
 
 
 def _is_object(line: bytes) -> bool:

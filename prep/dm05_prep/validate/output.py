@@ -30,7 +30,7 @@ def human(report: Report, everything: bool = False) -> str:
             lines.append(f"{head}{KINDS[kind].title}")
             lines += [f"         {_line(report, item)}" for item in items]
         else:
-            lines.append(f"{head}{_line(report, items[0])}{_more(report, items)}")
+            lines.append(f"{head}{_line(report, items[0])}{_more(items)}")
     mends: dict[str, list[str]] = {}
     for kind in groups:
         mends.setdefault(KINDS[kind].fix or "", []).append(kind)
@@ -85,7 +85,7 @@ def _line(report: Report, item: Finding) -> str:
     return f"{report.relative(item.path)}{line}: {item.detail}"
 
 
-def _more(report: Report, items: list[Finding]) -> str:
+def _more(items: list[Finding]) -> str:
     """The places after the first, short: the file's name, or the line alone when the file is the same."""
     distinct = list({item.place: item for item in items}.values())
     places = []
