@@ -7,6 +7,7 @@ it is an ordinary short read. A reader holds one file handle and a few numbers a
 
 from __future__ import annotations
 
+import math
 import os
 import zlib
 from collections.abc import Mapping
@@ -109,6 +110,15 @@ def _to_arrow(values: Any, kind: pa.DataType) -> pa.Array:
     return pa.array(values, type=kind)
 
 
+class _Column(NamedTuple):
+    """Where a column's values begin in each record batch; type, shape and bytes of one value."""
+
+    starts: list[int]
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    width: int
+
+
 class FrameTable:
     """Reads rows of frames.arrow.
 
@@ -168,8 +178,7 @@ class FrameTable:
         Raises:
             DataError: the file was cut short since it was opened.
         """
-        starts, dtype, shape = self._columns[name]
-        width = dtype.itemsize * int(np.prod(shape, dtype=np.int64))
+        starts, dtype, shape, width = self._columns[name]
         data = b""
         while count:
             batch, inside = divmod(row, BATCH_ROWS)
@@ -185,7 +194,7 @@ class FrameTable:
             DataError: the file was cut short since it was opened, or holds no text there.
         """
         batch, inside = divmod(row, BATCH_ROWS)
-        (ends, _, _), (letters, _, _) = self._columns[name], self._columns[f"{name}.letters"]
+        ends, letters = self._columns[name].starts, self._columns[f"{name}.letters"].starts
         first, last = np.frombuffer(self._read(ends[batch] + 4 * inside, 8, row), dtype=np.int32).tolist()
         if not 0 <= first <= last <= self._info.frames_file.bytes:
             raise self.error(f"row {row} of {name} is corrupt")
@@ -213,8 +222,8 @@ class FrameTable:
             raise self.error(f"was cut short: row {row} is not there any more")
         return data
 
-    def _find_columns(self) -> dict[str, tuple[list[int], np.dtype[Any], tuple[int, ...]]]:
-        """For each column: where its values begin in each record batch, their type and their shape."""
+    def _find_columns(self) -> dict[str, _Column]:
+        """Every leaf column by name ("prompt", "images_1.offset")."""
         size = os.fstat(self._handle).st_size
         if size != self._info.frames_file.bytes:
             raise self.error(f"has {size:,} bytes where {self._info.frames_file.bytes:,} were written")
@@ -230,10 +239,11 @@ class FrameTable:
         rows = [batch.num_rows for batch in batches]
         if sum(rows) != self._info.frames or any(count != BATCH_ROWS for count in rows[:-1]):
             raise self.error(f"has {sum(rows)} rows where pack.json says {self._info.frames}")
-        columns: dict[str, tuple[list[int], np.dtype[Any], tuple[int, ...]]] = {}
+        columns: dict[str, _Column] = {}
         for batch in batches:
             for name, buffer, dtype, shape in _buffers(batch):
-                columns.setdefault(name, ([], dtype, shape))[0].append(buffer.address - whole.address)
+                width = dtype.itemsize * math.prod(shape)
+                columns.setdefault(name, _Column([], dtype, shape, width)).starts.append(buffer.address - whole.address)
         return columns
 
 

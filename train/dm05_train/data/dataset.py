@@ -181,7 +181,7 @@ class MemoryMappedDataset:
         Raises:
             DataError: missing, cut short, changed or broken; names episode, frame and file.
         """
-        picture, where = self._picture(sample_id, camera)
+        picture, where = self.encoded(sample_id, camera)
         return picture if isinstance(picture, np.ndarray) else decode_rgb(picture, where)
 
     def image_into(self, sample_id: int, camera: int, buffer: NDArray[np.uint8]) -> tuple[int, int] | int:
@@ -190,7 +190,7 @@ class MemoryMappedDataset:
         Raises:
             DataError: see `image`.
         """
-        picture, where = self._picture(sample_id, camera)
+        picture, where = self.encoded(sample_id, camera)
         if not isinstance(picture, np.ndarray):
             return decode_into(picture, buffer, where)
         if picture.size > buffer.size:
@@ -206,7 +206,12 @@ class MemoryMappedDataset:
         """
         self._table.verify()
 
-    def _picture(self, sample_id: int, camera: int) -> tuple[Encoded, str]:
+    def encoded(self, sample_id: int, camera: int) -> tuple[Encoded, str]:
+        """An image as stored (pixels [H, W, 3] where it is a frame of a video), and the name errors should give it.
+
+        Raises:
+            DataError: missing, cut short or changed; names episode, frame and file.
+        """
         row, episode, frame = self.locate(sample_id)
         return self._pictures.read(row, camera, f"episode {episode}, frame {frame}, {self.info.cameras[camera]}")
 

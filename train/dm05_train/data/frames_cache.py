@@ -15,6 +15,7 @@ from pathlib import Path
 
 from dm05_schemas.episode import read_episode
 from dm05_schemas.errors import DataError
+from dm05_schemas.frame_table import FrameTable
 from dm05_schemas.index import Index
 from dm05_schemas.pack import FRAMES_DIR, PackInfo, check_files, check_matches, read_info
 from dm05_schemas.pack_writer import PackWriter, file_columns, replaced_folder
@@ -59,6 +60,7 @@ def _usable(folder: Path, spec: DatasetSpec, source: str) -> PackInfo | None:
         info = read_info(folder)
         check_matches(folder, info, spec, source)
         check_files(folder, info)
+        FrameTable(folder, info).close()
     except DataError:
         return None
     return info

@@ -84,13 +84,13 @@ class Loader:
             accumulation=accumulation,
             shuffle=shuffle,
         )
-        self._prompts = PromptTable(prompt_builder, dataset.prompts, dataset.info.state_dim, prefix_length)
+        self.prompts = PromptTable(prompt_builder, dataset.prompts, dataset.info.state_dim, prefix_length)
         self.layout = BatchLayout(
             batch=per_device_batch,
             cameras=dataset.cameras,
             chunk_size=dataset.handle.chunk_size,
             action_dim=ACTION_DIM,
-            prefix_length=self._prompts.length,
+            prefix_length=self.prompts.length,
         )
         self._dataset, self._workers, self._augment = dataset, workers, augment_images
         self._device = torch.device(device)
@@ -189,7 +189,7 @@ class Loader:
         positions = self._positions.popleft()
         sample_ids = self.schedule.sample_ids(positions)
         arrays = pinned.arena.arrays
-        self._prompts.write(arrays, filled.prompts, filled.states)
+        self.prompts.write(arrays, filled.prompts, filled.states)
         staged = self._stager.stage(pinned, filled.sizes, self._change(positions, sample_ids))
         staged.batch["sample_ids"] = torch.from_numpy(sample_ids)
         staged.batch["position"] = torch.tensor(int(positions[0]))
