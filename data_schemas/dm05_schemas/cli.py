@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import sys
 import tempfile
 import traceback
@@ -59,8 +60,8 @@ def _exit_code(main: Callable[[], int | None], prog: str) -> int:
 def _fail(prog: str, text: str, code: int) -> int:
     try:
         sys.stdout.flush()
-    except OSError:
-        _stdout_is_gone()
+    except OSError:  # the same trouble again at exit would add a traceback
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     print(f"{prog}: error: {' '.join(text.split())}", file=sys.stderr)
     return code
 
@@ -68,13 +69,15 @@ def _fail(prog: str, text: str, code: int) -> int:
 def _stdout_is_gone() -> bool:
     """True when the reader of our output has left; the stream then points to nowhere, so that exit stays quiet."""
     try:
-        sys.stdout.flush()
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return True
-    except OSError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    return False
+        handle = sys.stdout.fileno()
+        poll = select.poll()
+        poll.register(handle, 0)
+        gone = any(events & (select.POLLERR | select.POLLHUP) for _, events in poll.poll(0))
+    except (OSError, ValueError, AttributeError):  # no file behind it, or no poll on this system
+        return False
+    if gone:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), handle)
+    return gone
 
 
 def _unforeseen(error: Exception) -> str:

@@ -84,4 +84,5 @@ def _number(text: str) -> float:
 
 def _integer(text: str) -> int | float:
     value = _number(text)
-    return int(text) if abs(value) < 2**63 else value
+    exact = int(text) if len(text) <= 20 else None
+    return exact if exact is not None and -(2**63) <= exact < 2**64 else value
