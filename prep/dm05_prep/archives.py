@@ -36,6 +36,10 @@ class ArchiveReader(Protocol):
         """The data of the member that was yielded last."""
         ...
 
+    def position(self) -> tuple[int, int]:
+        """Where the data of the member that was yielded last begins: part number, offset in it; for plain tar only."""
+        ...
+
     def where(self, offset: int) -> str:
         """The part and byte of an offset, for messages."""
         ...
@@ -87,6 +91,10 @@ class TarArchive:
             yield from self._stream.pieces(member.size)
         except EndOfStreamError:
             raise damage(self._stream, member.offset, f"the archive ends inside {show(member)}") from None
+
+    def position(self) -> tuple[int, int]:
+        index = self._raw.parts.index_at(self._raw.offset)
+        return index, self._raw.offset - self._raw.parts.parts[index].start
 
     def where(self, offset: int) -> str:
         return self._stream.where(offset)

@@ -10,27 +10,17 @@ record; then damage inside a file's data cannot be seen, damage to the archive's
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
 from dm05_prep.archives import ArchiveReader, open_archive
-from dm05_prep.durable import sync_filesystem, sync_folder, write_atomic
 from dm05_prep.errors import PrepError
-from dm05_prep.journal import (
-    Journal,
-    MemberLog,
-    Point,
-    Record,
-    partial_folder,
-    read_log,
-    reconcile,
-    remove_partial,
-)
-from dm05_prep.names import BadName, Names, is_sidecar, link_target
+from dm05_prep.images import ImageSink, PackImages
+from dm05_prep.journal import Point, Record
+from dm05_prep.ledger import Ledger
+from dm05_prep.names import BadName, is_sidecar, link_target
 from dm05_prep.parts import PartSet
 from dm05_prep.placement import Placement
 from dm05_prep.prefetch import Fetcher, drop_parts
@@ -68,7 +58,7 @@ class Extracted:
 
     Attributes:
         record: totals of the whole dataset, also when an earlier run wrote some of it.
-        left_out_first: the first browser sidecar that was left out in this run, "" for none.
+        left_out_first: the first file browser's sidecar that this run left out, "" for none.
         resumed_at: offset that this run went on from.
         peak_part_bytes: most disk space that copied parts took at any time of this run.
     """
@@ -89,167 +79,163 @@ def extract(
     *,
     parts_folder: Path,
     options: ExtractOptions | None = None,
+    images: PackImages | None = None,
     on_progress: Callable[[int, int], None] = lambda archive_bytes, files: None,
+    on_arrival: Callable[[int], None] = lambda count: None,
 ) -> Extracted:
     """Write the dataset that lies at ``inside`` in the archive to ``target``; goes on from what an earlier run did.
 
     Args:
         target: the folder to make. One that exists is replaced when the new one is complete.
         parts_folder: where a source that copies puts its parts.
+        images: takes the images in place of the disk, for a pack.
         on_progress: told the bytes of the archive used and the files written so far, now and then.
+        on_arrival: told how many bytes of parts have newly arrived, from other threads.
 
     Raises:
         PrepError: the archive is damaged, holds something that is never written, or lacks the dataset; nothing is at
             ``target`` then. What can be gone on from stays in ``<target>.partial``.
     """
     started = time.monotonic()
-    work = _Extraction(source, parts, target, inside, parts_folder, options or ExtractOptions(), on_progress)
-    work.run()
+    ledger = Ledger(target, parts, images.mode if images else "files")
+    made = [parent for parent in ledger.partial.parents if not parent.exists()]
+    options = options or ExtractOptions()
+    run = _Run(source, parts, ledger, Placement(inside), parts_folder, options, images, on_progress, on_arrival)
+    try:
+        if not ledger.is_complete:
+            with ledger:
+                run.read_all()
+        ledger.publish()
+        if source.owns_parts:
+            drop_parts(parts, parts_folder, begun_only=options.keep_parts)
+    except OSError as error:
+        if is_full(error):
+            raise full_error(target) from error
+        raise
+    finally:
+        ledger.forget_if_empty()
+        _remove_empty(made)
     record = Record.load(target)
     assert record
     return Extracted(
         folder=target,
         record=record,
-        left_out_first=work.left_out_first,
-        resumed_at=work.resumed_at,
-        peak_part_bytes=work.peak_part_bytes,
+        left_out_first=run.left_out_first,
+        resumed_at=run.resumed_at,
+        peak_part_bytes=run.peak_part_bytes,
         seconds=time.monotonic() - started,
     )
 
 
-class _Extraction:
-    """One run; ``_last`` is the boundary before the member at hand, a place to go on from."""
+class _Run:
+    """One pass over the archive; ``_last`` is the boundary before the member at hand, a place to go on from."""
 
     def __init__(
         self,
         source: Source,
         parts: PartSet,
-        target: Path,
-        inside: tuple[str, ...],
+        ledger: Ledger,
+        placement: Placement,
         parts_folder: Path,
         options: ExtractOptions,
+        images: PackImages | None,
         on_progress: Callable[[int, int], None],
+        on_arrival: Callable[[int], None],
     ) -> None:
-        self._source, self._parts, self._target, self._options = source, parts, target, options
-        self._parts_folder, self._on_progress = parts_folder, on_progress
-        self._partial = partial_folder(target)
-        self._tree = self._partial / "tree"
-        self._journal_path = self._partial / "journal.json"
-        self._journal = Journal.of(parts)
-        self._names = Names()
-        self._placement = Placement(inside)
+        self._source, self._parts, self._ledger, self._placement = source, parts, ledger, placement
+        self._parts_folder, self._options, self._images = parts_folder, options, images
+        self._on_progress, self._on_arrival = on_progress, on_arrival
         self._reader: ArchiveReader | None = None
-        self._sync: Future[None] | None = None
+        self._sink: ImageSink | None = None
         self.left_out_first = ""
         self.resumed_at = 0
         self.peak_part_bytes = 0
 
-    def run(self) -> None:
-        """Do everything; afterwards the target is complete."""
-        made = _missing_parents(self._partial)
+    def read_all(self) -> None:
+        """Everything from the ledger's start to the end mark; rolls the ledger back when the archive is at fault."""
+        start = self._ledger.start
+        self._last, self._shown_at, self.resumed_at = start, 0.0, start.offset
+        if self._images:
+            self._sink = self._images.open(self._ledger.tree, start.images)
+        self._writer = TreeWriter(self._ledger.tree, self._options.writers)
+        self._fetcher = Fetcher(
+            self._source,
+            self._parts,
+            self._parts_folder,
+            keep=self._options.keep_parts,
+            resume_at=start.offset,
+            arrived=self._on_arrival,
+        )
         try:
-            if Record.load(self._tree) is None:
-                self._begin()
-                self._work()
-            self._publish()
+            self._read(start.offset)
         except PartMismatchError as error:
             self._roll_back(error.index)
             raise
         except DamageError as error:
             self._roll_back(self._reader.part_index(error.offset) - 1 if self._reader else 0)
             raise
-        except OSError as error:
-            if is_full(error):
-                raise full_error(self._target) from error
-            raise
-        finally:
-            if not self._journal_path.exists() and Record.load(self._tree) is None:
-                remove_partial(self._target)
-                _remove_empty(made)
-
-    def _begin(self) -> None:
-        """Take over what an earlier run made durable, or start with an empty tree."""
-        journal = Journal.load(self._journal_path)
-        if journal is None:
-            remove_partial(self._target)
-        else:
-            journal.check_same(self._parts, self._partial)
-            self._journal = journal
-        self._tree.mkdir(parents=True, exist_ok=True)
-        point = self._journal.point
-        for kind, path in read_log(self._partial / "members.log", point.log_bytes):
-            add = {"file": self._names.add_file, "link": self._names.add_link, "folder": self._names.add_folder}[kind]
-            add(path)
-        if journal:
-            reconcile(self._tree, self._names, point.files, self._partial)
-        self.resumed_at = point.offset
-        self._log = MemberLog(self._partial / "members.log", point.log_bytes)
-        self._files, self._bytes, self._left_out = point[2:]
-        self._last = point
-        self._saved_at = self._shown_at = time.monotonic()
-
-    def _work(self) -> None:
-        point, owned = self._journal.point, self._source.owns_parts
-        self._writer = TreeWriter(self._tree, self._options.writers)
-        self._syncer = ThreadPoolExecutor(1, "sync")
-        self._fetcher = Fetcher(
-            self._source, self._parts, self._parts_folder, keep=self._options.keep_parts, resume_at=point.offset
-        )
-        try:
-            self._reader = open_archive(
-                self._parts,
-                self._open_part,
-                start=point.offset,
-                compare=not owned,
-                block_bytes=self._options.block_bytes,
-            )
-            for member in self._reader.members():
-                self._reached(member.offset)
-                try:
-                    self._take(self._reader, member)
-                except BadName as error:
-                    raise damage(self._reader, member.offset, f"{show(member)}: {error}", REPACK) from None
-            self._complete(self._reader)
-        except (PartMismatchError, DamageError):
-            raise
         except PrepError:  # a source that failed: what arrived before stays done
             if self._reader:
-                self._checkpoint(self._last, wait=True)
+                self._save(self._last, wait=True)
             raise
         finally:
-            self._close()
+            self._fetcher.close()
+            self._writer.close()
+            if self._reader:
+                self._reader.close()
+            self.peak_part_bytes = self._fetcher.peak_bytes
 
-    def _close(self) -> None:
-        self._fetcher.close()
-        self._writer.close()
-        self._syncer.shutdown(wait=True)
-        if self._reader:
-            self._reader.close()
-        self._log.close()
-        self.peak_part_bytes = self._fetcher.peak_bytes
+    def _read(self, start: int) -> None:
+        compare, block_bytes = not self._source.owns_parts, self._options.block_bytes
+        reader = open_archive(self._parts, self._open_part, start=start, compare=compare, block_bytes=block_bytes)
+        self._reader = reader
+        for member in reader.members():
+            self._reached(reader, member.offset)
+            try:
+                self._take(reader, member)
+            except BadName as error:
+                raise damage(reader, member.offset, f"{show(member)}: {error}", REPACK) from None
+        if not self._ledger.files:
+            seen = ", ".join(self._placement.seen) or "nothing"
+            what = f"the archive holds nothing of {self._ledger.target.name}, but: {seen}"
+            raise damage(reader, 0, what, "Choose with --subset")
+        self._writer.wait()
+        state = self._sink.sync() if self._sink else None
+        self._ledger.complete(self._source.description, reader.digests(), state)
+        self._on_progress(self._parts.size, self._ledger.files)
 
     def _open_part(self, index: int) -> Path:
         if self._reader and self._reader.restartable and self._source.owns_parts:
-            self._checkpoint(self._last)  # so that most of the part before can be let go
+            self._save(self._last)  # so that most of the part before can be let go
         path = self._fetcher.path(index)
         check_head(path, self._parts.kind if index == 0 else None)
         return path
 
-    def _reached(self, offset: int) -> None:
+    def _reached(self, reader: ArchiveReader, offset: int) -> None:
         """The header at ``offset`` is sound, so everything before it is."""
-        assert self._reader
-        points = self._journal.part_points
-        here = Point(offset, self._log.size, self._files, self._bytes, self._left_out)
-        while len(points) <= self._reader.part_index(offset):
-            points.append(here if self._parts.parts[len(points)].start == offset else self._last)
+        here = self._ledger.point(offset)
+        parts_begun = reader.part_index(offset) + 1
+        if parts_begun > self._ledger.parts_begun:
+            state = self._sink.sync() if self._sink else None
+            self._ledger.enter_parts(parts_begun, self._last._replace(images=state), here._replace(images=state))
         self._last = here
+        if self._ledger.is_due(offset, self._options.batch_bytes, self._options.batch_seconds):
+            self._save(here)
         now = time.monotonic()
-        batch = offset - self._journal.point.offset
-        if batch >= self._options.batch_bytes or now - self._saved_at >= self._options.batch_seconds:
-            self._checkpoint(here)
         if now - self._shown_at >= 0.1:
-            self._on_progress(self._reader.consumed(), self._files)
+            self._on_progress(reader.consumed(), self._ledger.files)
             self._shown_at = now
+
+    def _save(self, point: Point, wait: bool = False) -> None:
+        """Have everything before ``point`` made durable; skipped while the last one still is being, unless ``wait``."""
+        if self._ledger.is_busy and not wait:
+            return
+        assert self._reader
+        self._writer.wait()
+        if self._sink:
+            point = point._replace(images=self._sink.sync())
+        let_go = self._fetcher.free if self._reader.restartable else lambda offset: None
+        self._ledger.save(point, self._reader.digests(), let_go, wait=wait)
 
     def _take(self, reader: ArchiveReader, member: Member) -> None:
         """Write one member, if it is wanted."""
@@ -258,122 +244,64 @@ class _Extraction:
             return
         path = "/".join(parts)
         if parts and is_sidecar(parts):
-            self._left_out += 1
+            self._ledger.left_out += 1
             self.left_out_first = self.left_out_first or f"{show(member)} ({reader.where(member.offset)})"
         elif member.kind == "folder":
-            self._names.add_folder(path)
-            self._writer.folder(path)
+            self._ledger.names.add_folder(path)
+            if not self._url(path):
+                self._writer.folder(path)
             if path:
-                self._log.add("folder", path)
+                self._ledger.add("folder", path)
         elif not path:
             raise BadName(f"a {member.kind} where the dataset's folder must be")
-        else:
+        elif member.kind == "file":
             self._take_file(reader, member, path)
-
-    def _take_file(self, reader: ArchiveReader, member: Member, path: str) -> None:
-        if member.kind == "file":
-            self._names.add_file(path)
-            check_fits(member, self._tree)
-            self._writer.file(path, member.size, reader.pieces(member))
-            self._bytes += member.size
-        elif member.kind == "hard link":
-            existing = self._placement.subset_of(member.target)
-            if not existing or not self._names.has_file(existing) or self._names.is_link(existing):
-                raise BadName(f"a hard link to {member.target!r}, which is no file of the dataset before it")
-            self._names.add_file(path)
-            self._writer.same_file(path, existing)
-        elif member.kind == "symbolic link":
-            link_target(path, member.target)
-            self._names.add_link(path)
-            self._writer.link(path, member.target.decode())
+        elif member.kind in ("hard link", "symbolic link"):
+            self._take_link(member, path)
         else:
             raise BadName(f"a {member.kind} is never written")
-        self._log.add("link" if member.kind == "symbolic link" else "file", path)
-        self._files += 1
 
-    def _checkpoint(self, point: Point, wait: bool = False) -> None:
-        """Have everything before ``point`` made durable, in the background unless ``wait``."""
-        if self._sync and not self._sync.done() and not wait:
-            return
-        assert self._reader
-        if self._sync:
-            self._sync.result()
-        self._writer.wait()
-        self._note_digests(self._reader)
-        self._log.flush()
-        self._journal.point = point
-        self._saved_at = time.monotonic()
-        self._sync = self._syncer.submit(self._make_durable, self._journal.dump(), point.offset)
-        if wait:
-            self._sync.result()
+    def _take_file(self, reader: ArchiveReader, member: Member, path: str) -> None:
+        self._ledger.names.add_file(path)
+        url = self._url(path)
+        if url and self._sink:
+            part, offset = reader.position()
+            self._sink.member(url, part, offset, b"".join(reader.pieces(member)))
+        else:
+            check_fits(member, self._ledger.tree)
+            self._writer.file(path, member.size, reader.pieces(member))
+        self._ledger.add("image" if url else "file", path, member.size)
 
-    def _make_durable(self, journal: bytes, offset: int) -> None:
-        sync_filesystem(self._partial)
-        write_atomic(self._journal_path, journal)
-        if self._reader and self._reader.restartable:
-            self._fetcher.free(offset)
+    def _take_link(self, member: Member, path: str) -> None:
+        names, symbolic = self._ledger.names, member.kind == "symbolic link"
+        if symbolic:
+            existing = link_target(path, member.target)
+            names.add_link(path)
+        else:
+            existing = self._placement.subset_of(member.target) or ""
+            if not names.has_file(existing) or names.is_link(existing):
+                raise BadName(f"a hard link to {member.target!r}, which is no file of the dataset before it")
+            names.add_file(path)
+        url, existing_url = self._url(path), self._url(existing)
+        if bool(url) != bool(existing_url):
+            raise BadName(f"a link between images and other files, to {member.target!r}")
+        if url and self._sink:
+            self._sink.link(url, existing_url)
+        elif symbolic:
+            self._writer.link(path, member.target.decode())
+        else:
+            self._writer.same_file(path, existing)
+        self._ledger.add("image" if url else "link" if symbolic else "file", path)
 
-    def _note_digests(self, reader: ArchiveReader) -> None:
-        for digest in reader.digests():
-            if digest.digest:
-                self._journal.digests[self._parts.parts[digest.index].name] = f"{digest.algorithm}:{digest.digest}"
-
-    def _complete(self, reader: ArchiveReader) -> None:
-        """The end mark was read: make the tree durable, then put the record into it."""
-        if not self._files:
-            seen = ", ".join(self._placement.seen) or "nothing"
-            raise damage(
-                reader, 0, f"the archive holds nothing of {self._target.name}, but: {seen}", "Choose with --subset"
-            )
-        self._writer.wait()
-        self._note_digests(reader)
-        if self._sync:
-            self._sync.result()
-        self._log.flush()
-        sync_filesystem(self._partial)
-        Record(
-            archive=self._parts.archive,
-            source=self._source.description,
-            parts=[(*part[:2], self._journal.digests.get(part[0])) for part in self._journal.parts],
-            archive_bytes=self._parts.size,
-            files=self._files,
-            bytes=self._bytes,
-            left_out=self._left_out,
-            finished=time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-        ).save(self._tree)
-        self._on_progress(self._parts.size, self._files)
-
-    def _publish(self) -> None:
-        """Give the complete tree its name; what was there before is removed afterwards."""
-        if os.path.lexists(self._target):
-            os.rename(self._target, self._partial / "old")
-        os.rename(self._tree, self._target)
-        sync_folder(self._target.parent)
-        remove_partial(self._target)
-        if self._source.owns_parts:
-            drop_parts(self._parts, self._parts_folder, begun_only=self._options.keep_parts)
+    def _url(self, path: str) -> str:
+        """The path below the image folder when images go to a sink; "" for everything else."""
+        return self._images.url(path) if self._images else ""
 
     def _roll_back(self, index: int) -> None:
-        """Something is wrong in or after part ``index``: forget everything since before that part."""
+        self._fetcher.close()
         if self._source.owns_parts:
             drop_parts(self._parts, self._parts_folder, begun_only=True)
-        journal = Journal.load(self._journal_path)
-        if journal is None:
-            return
-        index = max(0, min(index, len(journal.part_points) - 1))
-        journal.point = journal.part_points[index]
-        journal.part_points = journal.part_points[: index + 1]
-        kept = {part.name for part in self._parts.parts[:index]}
-        journal.digests = {name: digest for name, digest in journal.digests.items() if name in kept}
-        if journal.point.offset:
-            journal.save(self._journal_path)
-        else:
-            remove_partial(self._target)
-
-
-def _missing_parents(path: Path) -> list[Path]:
-    """The folders above ``path`` that do not exist yet, the deepest first."""
-    return [parent for parent in path.parents if not parent.exists()]
+        self._ledger.roll_back(index)
 
 
 def _remove_empty(folders: list[Path]) -> None:

@@ -26,11 +26,13 @@ from typing import Any, Literal, NamedTuple, cast
 
 from dm05_prep.durable import write_atomic
 from dm05_prep.errors import PrepError
-from dm05_prep.names import RESERVED, Names
+from dm05_prep.images import ImageMode, ImageState
+from dm05_prep.names import Names
 from dm05_prep.parts import PartSet
 
 VERSION = 1
-LogKind = Literal["file", "folder", "link"]
+RECORD_NAME = ".dm05-extracted.json"
+LogKind = Literal["file", "folder", "link", "image"]
 
 
 class Point(NamedTuple):
@@ -41,6 +43,7 @@ class Point(NamedTuple):
     files: int = 0
     bytes: int = 0
     left_out: int = 0
+    images: ImageState | None = None
 
 
 @dataclass(kw_only=True)
@@ -55,15 +58,20 @@ class Journal:
     """
 
     archive: str
+    mode: ImageMode
     parts: list[tuple[str, int, str | None]]
     point: Point = field(default_factory=Point)
     part_points: list[Point] = field(default_factory=lambda: [Point()])
     digests: dict[str, str] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, parts: PartSet) -> Journal:
+    def of(cls, parts: PartSet, mode: ImageMode) -> Journal:
         """An empty journal."""
-        return cls(archive=parts.archive, parts=[(part.name, part.file.size, part.file.sha256) for part in parts.parts])
+        return cls(
+            archive=parts.archive,
+            mode=mode,
+            parts=[(part.name, part.file.size, part.file.sha256) for part in parts.parts],
+        )
 
     @classmethod
     def load(cls, path: Path) -> Journal | None:
@@ -76,8 +84,8 @@ class Journal:
             data: dict[str, Any] = json.loads(path.read_bytes())
             if data.pop("version") != VERSION:
                 raise ValueError
-            data["point"] = Point(*data["point"])
-            data["part_points"] = [Point(*point) for point in data["part_points"]]
+            data["point"] = _point(data["point"])
+            data["part_points"] = [_point(point) for point in data["part_points"]]
             data["parts"] = [tuple(part) for part in data["parts"]]
             return cls(**data)
         except FileNotFoundError:
@@ -95,9 +103,15 @@ class Journal:
         """Make the journal durable."""
         write_atomic(path, self.dump())
 
-    def check_same(self, parts: PartSet, where: Path) -> None:
-        """Raise PrepError when the parts read so far are not those of ``parts``."""
-        now = Journal.of(parts).parts
+    def check_same(self, other: Journal, parts: PartSet, where: Path) -> None:
+        """Raise PrepError when this is not what ``other``, the empty journal for ``parts``, would have become."""
+        if self.mode != other.mode:
+            raise PrepError(
+                "an unfinished extraction here was begun with another --layout or --keep-parts",
+                where=where,
+                fix="Finish it with the flags it was begun with, or start over with --force",
+            )
+        now = other.parts
         done = parts.index_at(self.point.offset)
         old, new = self.parts[: done + 1], now[: done + 1]
         differ = next((b or a for a, b in zip(old, new, strict=False) if not _same(a, b)), None)
@@ -108,6 +122,14 @@ class Journal:
                 where=where,
                 fix="Give the parts that it was begun with, or start over with --force",
             )
+
+
+def _point(values: list[Any]) -> Point:
+    return Point(*values[:-1])._replace(images=_image_state(values[-1]))
+
+
+def _image_state(values: list[Any] | None) -> ImageState | None:
+    return (values[0], tuple(values[1])) if values else None
 
 
 def _same(old: tuple[str, int, str | None], new: tuple[str, int, str | None]) -> bool:
@@ -152,8 +174,10 @@ def read_log(path: Path, size: int) -> Iterator[tuple[LogKind, str]]:
             yield cast(LogKind, kind), name
 
 
-def reconcile(tree: Path, names: Names, files: int, where: Path) -> None:
+def reconcile(tree: Path, names: Names, files: int, where: Path, apart: str) -> None:
     """Make ``tree`` hold what the log says: remove files of later members, which are written again.
+
+    The folder ``apart`` is left alone.
 
     Raises:
         PrepError: not all of the ``files`` files and links of the log are there.
@@ -166,6 +190,8 @@ def reconcile(tree: Path, names: Names, files: int, where: Path) -> None:
         with os.scandir(tree / folder) as entries:
             for entry in entries:
                 path = f"{folder}/{entry.name}" if folder else entry.name
+                if path == apart:
+                    continue
                 if entry.is_dir(follow_symlinks=False):
                     stack.append(path)
                     folders.append(path)
@@ -186,7 +212,8 @@ class Record:
 
     Attributes:
         parts: (name, size, "algorithm:digest" or None when some of the part was not read) of each part.
-        files, bytes: what was written.
+        mode, images: where the images are, and for a pack the state that its making goes on from.
+        files, bytes: members that were taken.
         left_out: browser sidecars that were not.
     """
 
@@ -194,6 +221,8 @@ class Record:
     source: str
     parts: list[tuple[str, int, str | None]]
     archive_bytes: int
+    mode: ImageMode
+    images: ImageState | None
     files: int
     bytes: int
     left_out: int
@@ -203,14 +232,17 @@ class Record:
     def load(cls, folder: Path) -> Record | None:
         """The record of a complete folder; None when it has none that can be read."""
         try:
-            data = json.loads((folder / RESERVED).read_bytes())
-            return cls(**{key: value for key, value in data.items() if key != "version"})
-        except (FileNotFoundError, NotADirectoryError, ValueError, TypeError):
+            data = json.loads((folder / RECORD_NAME).read_bytes())
+            if data.pop("version") != VERSION:
+                return None
+            data["images"] = _image_state(data["images"])
+            return cls(**data)
+        except (FileNotFoundError, NotADirectoryError, ValueError, TypeError, KeyError, AttributeError):
             return None
 
     def save(self, folder: Path) -> None:
         """Write the record into ``folder``."""
-        write_atomic(folder / RESERVED, json.dumps({"version": VERSION, **asdict(self)}, indent=1).encode())
+        write_atomic(folder / RECORD_NAME, json.dumps({"version": VERSION, **asdict(self)}, indent=1).encode())
 
 
 def partial_folder(target: Path) -> Path:

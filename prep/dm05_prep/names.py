@@ -13,7 +13,7 @@ from pathlib import PurePosixPath
 
 MAX_COMPONENT_BYTES = 255
 MAX_NAME_BYTES = 1024
-RESERVED = ".dm05-extracted.json"  # our own record at the top of the tree
+RESERVED = ".dm05-"  # what our own files at the top of the tree start with
 
 
 class BadName(ValueError):
@@ -72,8 +72,8 @@ class Names:
         Raises:
             BadName: it is there already, in this or another spelling, or lies under a file or a link.
         """
-        if path == RESERVED:
-            raise BadName("its name is reserved for the record of this tool")
+        if path.startswith(RESERVED):
+            raise BadName("its name is reserved for this tool")
         parent = path.rpartition("/")[0]
         if parent != self._last_parent:
             self.add_folder(parent)
@@ -97,6 +97,8 @@ class Names:
         Raises:
             BadName: another spelling of it, or a file or link, came before.
         """
+        if path.startswith(RESERVED):
+            raise BadName("its name is reserved for this tool")
         while path:
             key = _fold(path)
             known = self._folders.get(key)

@@ -123,6 +123,7 @@ class PartStream:
         open_part: gives the path of part ``index``, waiting for it to arrive if need be.
         compare: compare published checksums; False when the source has verified the parts already.
         block_bytes: how much is read at once.
+        seek_bytes: the shortest gap that is jumped over.
     """
 
     def __init__(
@@ -133,12 +134,13 @@ class PartStream:
         start: int = 0,
         compare: bool = True,
         block_bytes: int = BLOCK_BYTES,
+        seek_bytes: int = SEEK_BYTES,
     ) -> None:
         self.parts = parts
         self.finished: list[PartDigest] = []
         self._open_part = open_part
         self._compare = compare
-        self._block_bytes = block_bytes
+        self._block_bytes, self._seek_bytes = block_bytes, seek_bytes
         self._index = parts.index_at(start)
         self._next = start  # offset of the first byte not read yet
         self._view, self._pos = memoryview(b""), 0
@@ -236,7 +238,7 @@ class PartStream:
             return False
         part, checksum = self.parts.parts[self._index], self._checksum
         step = min(count, part.end - self._next)
-        if step < SEEK_BYTES or checksum is None or checksum.required:
+        if step < self._seek_bytes or checksum is None or checksum.required:
             return False
         checksum.complete = False
         self._next = os.lseek(self._file, step, os.SEEK_CUR) + part.start

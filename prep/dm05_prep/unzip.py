@@ -64,6 +64,9 @@ class ZipArchive:
         if left:
             raise damage(self, member.offset, f"{show(member)} has not the size that the directory gives")
 
+    def position(self) -> tuple[int, int]:
+        return 0, 0  # the data may be compressed
+
     def where(self, offset: int) -> str:
         return self._parts.where(offset)
 

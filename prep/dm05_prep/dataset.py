@@ -1,0 +1,271 @@
+"""``dm05-prep dataset``: from the parts of an archive to a dataset that training can open.
+
+::
+
+    parts -> one stream -> jsonl/ + image/ -> index -> norm stats (-> pack)
+
+Each stage does nothing when its output is current, so the command can be run again at any time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+import tyro
+from dm05_schemas.errors import DataError, UsageError
+from dm05_schemas.registry import DatasetSpec, lookup
+from dm05_schemas.workspace import Workspace
+
+from dm05_prep.console import human_bytes, say
+from dm05_prep.extract import Extracted
+from dm05_prep.index import IndexResult, build_index
+from dm05_prep.journal import Record, remove_partial
+from dm05_prep.lock import WorkspaceLock
+from dm05_prep.norm_stats import StatsResult, compute
+from dm05_prep.pack import PackResult
+from dm05_prep.pack_stage import images_of, make_pack
+from dm05_prep.reassemble import Plan, plan_of, reassemble
+from dm05_prep.room import room_at
+from dm05_prep.sources import SourceName, open_source
+from dm05_prep.sources.options import NO_OPTIONS, SourceOptions
+from dm05_prep.summary import Summary, next_lines
+
+Layout = Literal["jsonl", "pack", "both"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """What :func:`prepare` is asked for; the fields are those of :class:`DatasetCommand`."""
+
+    source: SourceName
+    uri: str | None
+    layout: Layout = "jsonl"
+    archive: str | None = None
+    chunk_size: int = 10
+    action_mode: str | None = None
+    jobs: int = 8
+    keep_parts: bool = False
+    force: bool = False
+    options: SourceOptions = NO_OPTIONS
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prepared:
+    """What every stage gave; ``extracted`` and ``pack`` are None when there was nothing to extract or no pack asked."""
+
+    extracted: Extracted | None
+    index: IndexResult
+    stats: StatsResult
+    pack: PackResult | None
+
+    @property
+    def did_something(self) -> bool:
+        """False when everything was there and current."""
+        return bool(self.extracted or self.index.computed or self.stats.computed or (self.pack and self.pack.computed))
+
+
+def prepare(workspace: Workspace, spec: DatasetSpec, request: Request, *, quiet: bool = False) -> Prepared:
+    """Bring the dataset to completion, doing only what is missing, and say what was done stage by stage.
+
+    Raises:
+        PrepError: the source or the archive is at fault, another run holds the workspace, or the disk is too small.
+        DataError: a frame is at fault.
+    """
+    target = spec.root(workspace)
+    plan = None
+    if request.force or _must_extract(target, request.layout):
+        if not request.force:
+            _refuse_foreign(target, workspace, spec)
+        source = open_source(request.source, request.uri, kind="dataset", jobs=request.jobs, options=request.options)
+        plan = plan_of(source, workspace, spec, request.archive)
+    with _locked(workspace):
+        extracted = _extract(plan, workspace, spec, request, quiet) if plan else None
+        remove_partial(target)
+        return _stages(extracted, workspace, spec, request, quiet)
+
+
+def _must_extract(target: Path, layout: Layout) -> bool:
+    record = Record.load(target)
+    return record is None or (record.mode != "files" and layout != "pack")
+
+
+def _refuse_foreign(target: Path, workspace: Workspace, spec: DatasetSpec) -> None:
+    """A folder that this tool did not complete is not written to, and not taken for complete."""
+    if target.exists() and Record.load(target) is None and any(target.iterdir()):
+        place = f"--dataset-name {spec.name} --workspace {workspace.root}"
+        raise DataError(
+            "is not empty and was not completed by this tool",
+            where=target,
+            fix=f"Replace it with --force, move it away, or use it as it is: dm05-prep norm-stats {place}",
+        )
+
+
+def _extract(plan: Plan, workspace: Workspace, spec: DatasetSpec, request: Request, quiet: bool) -> Extracted:
+    if request.force:
+        remove_partial(plan.target)
+    images = None
+    if request.layout == "pack":
+        images = images_of(plan, workspace, spec, request.keep_parts)
+    return reassemble(plan, keep_parts=request.keep_parts, images=images, quiet=quiet)
+
+
+def _stages(
+    extracted: Extracted | None, workspace: Workspace, spec: DatasetSpec, request: Request, quiet: bool
+) -> Prepared:
+    """Everything that follows extraction."""
+    mode = request.action_mode or spec.action_mode
+    index = build_index(workspace, spec, progress=not quiet)
+    if index.computed:
+        say(f"index      {index.episodes:,} episodes, {index.frames:,} frames: {index.path}", quiet)
+    stats = compute(workspace, spec, request.chunk_size, mode, progress=not quiet)
+    if stats.computed:
+        what = f"{stats.stats.state.count:,} samples, chunk size {request.chunk_size}, {mode}"
+        say(f"norm-stats {what}: {stats.json}", quiet)
+    pack = None
+    if request.layout != "jsonl":
+        pack = make_pack(workspace, spec, Record.load(spec.root(workspace)), force=request.force, quiet=quiet)
+        if pack.computed:
+            say(
+                f"pack       {pack.info.frames:,} frames, {human_bytes(pack.image_bytes)} of images: {pack.folder}",
+                quiet,
+            )
+    return Prepared(extracted=extracted, index=index, stats=stats, pack=pack)
+
+
+def describe(workspace: Workspace, spec: DatasetSpec, request: Request) -> list[str]:
+    """What :func:`prepare` would do, a line a stage; looks at the source, writes nothing."""
+    target = spec.root(workspace)
+    then = "index, norm stats" + (", pack" if request.layout != "jsonl" else "")
+    if not request.force and not _must_extract(target, request.layout):
+        return [
+            f"dataset    {spec.name} is already extracted: {target}",
+            f"then       {then}, each only if not current",
+        ]
+    source = open_source(request.source, request.uri, kind="dataset", jobs=request.jobs, options=request.options)
+    plan = plan_of(source, workspace, spec, request.archive)
+    lines = [f"source     {source.description}: {plan.title}"]
+    lines += [f"           {part.name}  {human_bytes(part.file.size)}" for part in plan.parts.parts]
+    if source.owns_parts:
+        held = "all of them, kept" if request.keep_parts else "at most one at a time"
+        lines.append(f"download   to {plan.parts_folder}, {held}")
+    begun = f", going on at {human_bytes(plan.resume_at)}" if plan.resume_at and not request.force else ""
+    lines.append(f"extract    {spec.name} to {target}{begun}; {human_bytes(room_at(target).bytes)} are free")
+    return [*lines, f"then       {then}"]
+
+
+@contextlib.contextmanager
+def _locked(workspace: Workspace) -> Iterator[None]:
+    """Hold the workspace, and its data folder when that is elsewhere; leaves no empty folders behind."""
+    homes = [workspace.root]
+    if not workspace.data.is_relative_to(workspace.root):
+        homes.append(workspace.data)
+    made = [folder for home in homes for folder in (home, *home.parents) if not folder.exists()]
+    try:
+        with contextlib.ExitStack() as stack:
+            for home in homes:
+                home.mkdir(parents=True, exist_ok=True)
+                stack.enter_context(WorkspaceLock(home))
+            yield
+    finally:
+        for folder in made:
+            with contextlib.suppress(OSError):
+                folder.rmdir()
+
+
+def guess_source(uri: str | None) -> SourceName:
+    """The source that an address belongs to."""
+    if uri is None or uri.startswith("bos:"):
+        return "bos"
+    if uri.startswith(("/", ".", "~", "file:")) or Path(uri).exists():
+        return "local"
+    return "hf"
+
+
+@dataclass(frozen=True, kw_only=True)
+class DatasetCommand:
+    """Fetch a dataset, reassemble and lay it out, then index it and compute its statistics.
+
+    The parts of the archive are read as one stream while later ones still arrive, and (unless kept) deleted as soon as
+    their content is safe on disk. Killed at any moment, the same command goes on from where it was; when everything is
+    there, it does nothing. Parts in a local folder are never changed.
+
+    Examples:
+      dm05-prep dataset --source hf --workspace dm05
+      dm05-prep dataset --source bos --subset libero_goal --keep-parts
+      dm05-prep dataset --source local --uri PARTS --workspace dm05
+      dm05-prep dataset --uri hf://Dexmal/libero --dry-run
+    """
+
+    source: SourceName | None = None
+    """Where from: Baidu BOS, the Hugging Face hub or a local folder (default: what --uri looks like, else bos)."""
+    uri: str | None = None
+    """bos://bucket/prefix/, a hub repository, or a folder with parts (default: the released LIBERO)."""
+    subset: str = "libero_pi0_all"
+    """Name of the dataset to lay out (dm05-prep datasets lists them)."""
+    archive: str | None = None
+    """Which archive to read, where the source holds several."""
+    layout: Layout = "jsonl"
+    """Files for each image, a pack without them (from local or kept parts: images stay in the parts), or both."""
+    chunk_size: int = 10
+    """Chunk size H that the statistics are for."""
+    action_mode: Literal["absolute", "relative"] | None = None
+    """Mode that the statistics are for (default: the dataset's own)."""
+    jobs: int = 8
+    """Connections at once."""
+    keep_parts: bool = False
+    """Keep downloaded parts in WORKSPACE/parts."""
+    dry_run: bool = False
+    """Say what would be done; write nothing."""
+    force: bool = False
+    """Start over, also when the dataset is complete; what is there stays until the new one is."""
+    workspace: Path | None = None
+    """Workspace folder (default: $WORKSPACE_DIR, else the current folder)."""
+    quiet: bool = False
+    """No progress bar, no lines but errors."""
+    access: Annotated[SourceOptions, tyro.conf.OmitArgPrefixes] = NO_OPTIONS
+
+    def run(self) -> None:
+        """Do it."""
+        started = time.monotonic()
+        if self.jobs < 1 or self.chunk_size < 1:
+            raise UsageError("--jobs and --chunk-size must be 1 or more")
+        workspace = Workspace.resolve(self.workspace)
+        spec = lookup(self.subset, workspace)
+        if self.action_mode == "relative" and spec.state_dim != spec.action_dim:
+            dims = f"{spec.action_dim} action and {spec.state_dim} state dims"
+            raise UsageError(f"relative mode needs as many of both, {spec.name} has {dims}", fix="Use absolute mode")
+        request = Request(
+            source=self.source or guess_source(self.uri),
+            uri=self.uri,
+            layout=self.layout,
+            archive=self.archive,
+            chunk_size=self.chunk_size,
+            action_mode=self.action_mode,
+            jobs=self.jobs,
+            keep_parts=self.keep_parts,
+            force=self.force,
+            options=self.access,
+        )
+        if self.dry_run:
+            for line in describe(workspace, spec, request):
+                say(line)
+            return
+        done = prepare(workspace, spec, request, quiet=self.quiet)
+        extracted = done.extracted
+        summary = Summary(
+            dataset=spec.name,
+            episodes=done.index.episodes,
+            frames=done.index.frames,
+            files=extracted.record.files if extracted else 0,
+            bytes=extracted.record.bytes if extracted else 0,
+            peak_bytes=extracted.record.bytes + extracted.peak_part_bytes if extracted else 0,
+            seconds=time.monotonic() - started,
+            did_something=done.did_something,
+        )
+        for line in [*summary.lines(), *next_lines(workspace, request.source, spec.name)]:
+            say(line, self.quiet)

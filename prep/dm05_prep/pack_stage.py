@@ -1,0 +1,72 @@
+"""The pack as a stage of ``dm05-prep dataset``: from the laid out images, or from images that never became files."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+from pathlib import Path
+
+from dm05_schemas.errors import DataError
+from dm05_schemas.files import replace_file
+from dm05_schemas.pack import PACK_DIR, FileRecord
+from dm05_schemas.registry import DatasetSpec
+from dm05_schemas.workspace import Workspace
+
+from dm05_prep.images import STAGING, ImageSink, ImageState, PackImages
+from dm05_prep.index import build_index
+from dm05_prep.journal import Record
+from dm05_prep.pack import PackResult, build_pack, current_pack, publish_archive_pack
+from dm05_prep.pack_images import ArchiveImages, ArchiveState
+from dm05_prep.reassemble import Plan
+
+_PARTS_NAME = "parts.json"  # in the staging folder: the files that the pack will name
+
+
+def images_of(plan: Plan, workspace: Workspace, spec: DatasetSpec, keep_parts: bool) -> PackImages:
+    """How the engine hands images to a pack: in the parts where those stay and are plain tar, else copied."""
+    stay = plan.parts.kind == "tar" and (keep_parts or not plan.source.owns_parts)
+    records = _part_records(plan, workspace, spec) if stay else []
+
+    def make(folder: Path, state: ImageState | None) -> ImageSink:
+        replace_file(folder / _PARTS_NAME, json.dumps([[record.path, record.bytes] for record in records]).encode())
+        return ArchiveImages(folder, records, ArchiveState(*state) if state else None)
+
+    return PackImages(mode="parts" if stay else "blobs", image_dir=spec.image_dir, jsonl_dir=spec.jsonl_dir, make=make)
+
+
+def make_pack(
+    workspace: Workspace, spec: DatasetSpec, record: Record | None, *, force: bool, quiet: bool
+) -> PackResult:
+    """The pack of a dataset whose episode files are in place, unless the one on disk is current.
+
+    Raises:
+        DataError: an unacceptable frame or image; or images that are nowhere any more.
+    """
+    root = spec.root(workspace)
+    staging = root / STAGING
+    if record is None or record.mode == "files":
+        return build_pack(workspace, spec, force=force, progress=not quiet)
+    command = f"dm05-prep dataset --subset {spec.name} --layout pack --workspace {shlex.quote(str(workspace.root))}"
+    if record.images is None or not staging.is_dir():
+        held = current_pack(root / PACK_DIR, spec, build_index(workspace, spec, progress=not quiet).fingerprint)
+        if held is None:
+            what = "not current, and its images were never files"
+            raise DataError(what, where=root / PACK_DIR, fix=f"Run {command} --force with the same --source and --uri")
+        return held
+    parts = [FileRecord(path=path, bytes=size) for path, size in json.loads((staging / _PARTS_NAME).read_bytes())]
+    images = ArchiveImages(staging, parts, ArchiveState(*record.images))
+    (staging / _PARTS_NAME).unlink()
+    return publish_archive_pack(workspace, spec, images, staging, rebuild=f"Run {command}", progress=not quiet)
+
+
+def _part_records(plan: Plan, workspace: Workspace, spec: DatasetSpec) -> list[FileRecord]:
+    """The parts as pack.json names them: relative to the pack when both move together, else absolute."""
+    pack = (spec.root(workspace) / PACK_DIR).resolve()
+    homes = [home.resolve() for home in (workspace.root, workspace.data)]
+    records = []
+    for index, part in enumerate(plan.parts.parts):
+        path = (plan.paths[index] if plan.paths else plan.parts_folder / part.name).resolve()
+        inside = any(path.is_relative_to(home) and pack.is_relative_to(home) for home in homes)
+        records.append(FileRecord(path=os.path.relpath(path, pack) if inside else str(path), bytes=part.file.size))
+    return records
