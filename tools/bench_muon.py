@@ -19,7 +19,7 @@ from pathlib import Path
 import torch
 from dm05_train.model.config import DM05Config
 from dm05_train.model.dm05 import DM05
-from dm05_train.model.weights import freeze_untrained, packed_of
+from dm05_train.model.weights import freeze_untrained
 from dm05_train.optim.adamw import AdamW
 from dm05_train.optim.muon import Muon, muon_parameters
 from dm05_train.optim.muon_adamw import MuonAdamW
@@ -38,7 +38,7 @@ def shapes(config: Path, packed: bool) -> tuple[dict[str, torch.Size], dict[str,
         from dm05_train.perf.restructure import restructure
 
         restructure(model)
-    splits = {name: tuple(rows for _, rows in parts) for name, parts in packed_of(model).items()}
+    splits = {name: tuple(rows for _, rows in parts) for name, parts in model.packed.items()}
     return {name: p.shape for name, p in model.named_parameters() if p.requires_grad}, splits
 
 
@@ -81,25 +81,32 @@ def optimizers(
 ) -> Iterator[tuple[str, Callable[[Tensor, Tensor], None]]]:
     """(what, its step) one after another; the state of the one before is free by then."""
     matrices, rest = muon_parameters(named)
-    adamw: type[AdamW] = AdamW
+    adamw, fastest = AdamW, Muon
     if fused:
         from dm05_train.perf.fused_adamw import FusedAdamW
+        from dm05_train.perf.fused_muon import FusedMuon
 
-        adamw = FusedAdamW
+        adamw, fastest = FusedAdamW, FusedMuon
 
     def adam(some: Named) -> AdamW:
         return adamw(some, betas=(0.9, 0.95), eps=1e-8, weight_decay=1e-10, mode=mode)
 
-    def muon(batched: bool) -> Muon:
-        return Muon(matrices, mode=mode, splits=splits, batched=batched)
+    def muon(kind: type[Muon], batched: bool) -> Muon:
+        return kind(matrices, mode=mode, splits=splits, batched=batched)
 
     yield "torch AdamW, all", stock_step(named)
     yield "AdamW, all", adam(named).step
     yield "AdamW, rest", adam(rest).step
-    yield "Muon, matrix by matrix", muon(batched=False).step
-    yield "Muon, batched", muon(batched=True).step
-    yield "Muon + AdamW, matrix by matrix", MuonAdamW(muon(batched=False), adam(rest)).step
-    yield "Muon + AdamW, batched", MuonAdamW(muon(batched=True), adam(rest)).step
+    yield "Muon, matrix by matrix", muon(Muon, batched=False).step
+    yield "Muon, batched", muon(Muon, batched=True).step
+    if fused:
+        yield "Muon, batched and fused", muon(fastest, batched=True).step
+    yield "Muon + AdamW, matrix by matrix", MuonAdamW(muon(Muon, batched=False), adam(rest)).step
+    both = MuonAdamW(muon(fastest, batched=True), adam(rest))
+    yield "Muon + AdamW, batched", both.step
+    if both.side is not None:
+        both.side = None
+        yield "Muon + AdamW, one after another", both.step
 
 
 def main() -> None:
@@ -109,7 +116,7 @@ def main() -> None:
     parser.add_argument("--mode", default="bf16_compensated", choices=["fp32", "bf16", "bf16_compensated"])
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--packed", action="store_true", help="the restructured model (R16)")
-    parser.add_argument("--plain", action="store_true", help="our reference AdamW and not the fused one")
+    parser.add_argument("--plain", action="store_true", help="our reference steps and not the fused ones")
     arguments = parser.parse_args()
     device, mode = torch.device(arguments.device), arguments.mode
     wanted, splits = shapes(arguments.config, arguments.packed)

@@ -16,7 +16,7 @@ finite changes nothing.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -45,7 +45,7 @@ def muon_parameters(named_parameters: Iterable[Named]) -> tuple[list[Named], lis
     return muon, rest
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Matrix:
     """A matrix: a whole parameter, or some rows of a packed one. ``scale`` multiplies its orthogonal update."""
 
@@ -53,6 +53,11 @@ class Matrix:
     place: Place
     held: slice
     scale: float
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Rows held here, and columns."""
+        return self.held.stop - self.held.start, self.place.columns
 
     def view(self, tensor: Tensor) -> Tensor:
         """The rows of it that this rank holds, of a tensor shaped like the parameter."""
@@ -145,23 +150,32 @@ class Muon:
         matrices, ready = self._ready(go)
         if not matrices:
             return
+        rate = lr * self.lr_scale
         if self.batched:
-            self.move(matrices, ready, self._shared(matrices, ready, grad_scale), lr * self.lr_scale)
+            self.move(matrices, ready, self._shared(matrices, ready, grad_scale), rate)
             return
-        for i, matrix in enumerate(matrices):
-            self.move(
-                [matrix], ready[i : i + 1], [self._alone(matrix, ready[i : i + 1], grad_scale)], lr * self.lr_scale
-            )
+        for matrix, its in zip(matrices, ready.split(1), strict=True):
+            self.move([matrix], its, [self._alone(matrix, its, grad_scale)], rate)
 
-    def directions(self, matrices: Sequence[Matrix], ready: Tensor, grad_scale: Tensor) -> Iterator[Tensor]:
-        """Move the momentum of each matrix that is ready; then what is to be orthogonalised, float32 [held, C]."""
-        for i, matrix in enumerate(matrices):
+    def direct(
+        self, matrices: Sequence[Matrix], ready: Tensor, grad_scale: Tensor, targets: Sequence[Tensor | None]
+    ) -> None:
+        """Move the momentum of each matrix that is ready, then write what is to be orthogonalised.
+
+        Args:
+            matrices: some of ``self.matrices``.
+            ready: bool [matrices], whether each moves.
+            grad_scale: multiplied into each gradient.
+            targets: for each matrix, BF16 [held, C] to write to, or None where nobody needs it here.
+        """
+        for i, (matrix, target) in enumerate(zip(matrices, targets, strict=True)):
             buffer = matrix.view(self.state[matrix.parameter]["momentum_buffer"])
             old, gradient = buffer.float(), matrix.gradient()
             seen = old if gradient is None else torch.where(ready[i], gradient.float() * grad_scale, old)
             new = old.lerp(seen, 1 - self.momentum)
             buffer.copy_(torch.where(ready[i], new, old))
-            yield seen.lerp(new, self.momentum) if self.nesterov else new
+            if target is not None:
+                target.copy_(seen.lerp(new, self.momentum) if self.nesterov else new)
 
     def move(self, matrices: Sequence[Matrix], ready: Tensor, updates: Sequence[Tensor], rate: Tensor) -> None:
         """Add the orthogonal updates (BF16 [held, C]) of the matrices that are ready, and decay those."""
@@ -204,7 +218,8 @@ class Muon:
 
     def _alone(self, matrix: Matrix, ready: Tensor, grad_scale: Tensor) -> Tensor:
         """The update of a matrix, computed whole on every rank; the part held here."""
-        direction = next(self.directions([matrix], ready, grad_scale)).bfloat16()
+        [direction] = neighbours([matrix.shape], ready.device)
+        self.direct([matrix], ready, grad_scale, [direction])
         whole = self.exchange.whole(direction, matrix.place)
         update = _zeropower_via_newtonschulz(whole, COEFFICIENTS, self.ns_steps, EPS)
         return self.exchange.part(update, matrix.place)
@@ -214,16 +229,9 @@ class Muon:
         places = [matrix.place for matrix in matrices]
         owners = deal([cost(place.rows, place.columns, self.ns_steps) for place in places], self.exchange.size)
         sent = [self.exchange.sends(owner) for owner in owners]
-        shapes = [
-            (matrix.held.stop - matrix.held.start, matrix.place.columns)
-            for matrix, wanted in zip(matrices, sent, strict=True)
-            if wanted
-        ]
-        parts = neighbours(shapes, ready.device)
-        targets = iter(parts)
-        for direction, wanted in zip(self.directions(matrices, ready, grad_scale), sent, strict=True):
-            if wanted:
-                next(targets).copy_(direction)
+        parts = neighbours([m.shape for m, wanted in zip(matrices, sent, strict=True) if wanted], ready.device)
+        left = iter(parts)
+        self.direct(matrices, ready, grad_scale, [next(left) if wanted else None for wanted in sent])
         mine = self.exchange.to_owners(parts, places, owners)
         return self.exchange.from_owners(orthogonalise_in_batches(mine, self.ns_steps), places, owners, ready.device)
 
