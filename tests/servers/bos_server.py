@@ -25,8 +25,8 @@ from origin import Answer, Handler, Origin, serve
 class BosServer(Origin):
     """Path-style requests: ``/bucket`` and ``/bucket/key``."""
 
-    def __init__(self, address: tuple[str, int], root: Path, rate: float = 0.0) -> None:
-        super().__init__(address, root, rate)
+    def settle(self) -> None:
+        super().settle()
         self.keys: dict[str, dict[str, str]] = {"test-ak": {"secret": "test-sk"}}
         self.public_read = self.public_list = self.multipart = False
         self.sums, self.page = ["crc32"], 1000

@@ -21,8 +21,8 @@ from origin import Answer, Handler, Origin, serve
 class HubServer(Origin):
     """One commit for each state of the files: the sha1 over their names and sums."""
 
-    def __init__(self, address: tuple[str, int], root: Path, rate: float = 0.0) -> None:
-        super().__init__(address, root, rate)
+    def settle(self) -> None:
+        super().settle()
         self.token: str | None = None
         self.gated = self.xet = False
         self.page, self.lfs_bytes, self.generation = 1000, 1024, 0

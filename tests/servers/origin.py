@@ -3,10 +3,10 @@
 Control is over HTTP too, so that a server can run in its own process::
 
     GET  /__control   {"requests": [{"method", "path", "range", "status", "sent", "host", "signed"}, ...]}
-    POST /__control   {"faults": [...], "forget": true, ...}    what other keys mean is up to the service
+    POST /__control   {"reset": true, "faults": [...], "forget": true, ...}    other keys are up to the service
 
 A fault: ``{"kind": ..., "match": regular expression on the path, "method": "GET", "skip": 0, "times": 1 (-1: always)}``
-and what :func:`Handler._broken` documents for its kind.
+and more for some kinds: ``status``, ``headers``, ``body``, ``after``, ``shift``, ``most``, ``more``, ``rate``.
 """
 
 from __future__ import annotations
@@ -49,10 +49,15 @@ class Origin(http.server.ThreadingHTTPServer):
 
     def __init__(self, address: tuple[str, int], root: Path, rate: float = 0.0) -> None:
         super().__init__(address, Handler)
-        self.root, self.rate = root, rate
+        self.root, self._first_rate = root, rate
         self.lock = threading.Lock()
-        self.faults: list[dict[str, Any]] = []
         self.requests: list[dict[str, Any]] = []
+        self.settle()
+
+    def settle(self) -> None:
+        """The behaviour of a service that was just started."""
+        self.rate = self._first_rate
+        self.faults: list[dict[str, Any]] = []
         self.clock_offset_s = 0.0
 
     def answer(self, handler: Handler, path: str, query: dict[str, str]) -> Answer:
@@ -60,8 +65,10 @@ class Origin(http.server.ThreadingHTTPServer):
         raise NotImplementedError
 
     def control(self, order: dict[str, Any]) -> None:
-        """Change the behaviour."""
+        """Change the behaviour; ``reset`` goes back to the first one before."""
         with self.lock:
+            if order.get("reset"):
+                self.settle()
             if "faults" in order:
                 self.faults = [
                     {"skip": 0, "times": 1, "match": "", "method": "GET", **fault} for fault in order["faults"]
@@ -190,7 +197,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
             self.wfile.write(body)
 
     def _send_body(self, answer: Answer, first: int, last: int, entry: dict[str, Any], fault: dict[str, Any]) -> None:
-        """Faults ``reset_body``, ``stall_body`` and ``short_body`` strike ``after`` so many bytes; ``corrupt`` flips a bit."""
+        """``reset_body``, ``stall_body``, ``short_body`` strike ``after`` so many bytes; ``corrupt`` flips a bit."""
         if answer.file is None:
             self.wfile.write(answer.body)
             entry["sent"] += len(answer.body)

@@ -78,11 +78,12 @@ class Transfer:
                 if not wrong:
                     part.publish(target, durable=durable or not access.checks.published())
                     return target
-                wrong_sums += 1
                 part.discard()
-                if wrong_sums > 1:
-                    what = f"wrong bytes arrived twice: {'; '.join(wrong)}"
-                    raise PrepError(what, where=access.where, fix="A proxy or mirror may spoil it: try another source")
+                if not _is_new(access):
+                    wrong_sums += 1
+                    if wrong_sums > 1:
+                        fix = "A proxy or mirror may spoil it: try another source"
+                        raise PrepError(f"wrong bytes arrived twice: {'; '.join(wrong)}", where=access.where, fix=fix)
                 self.notify(f"{access.where}: {'; '.join(wrong)}; fetching it once more")
             except NoRange as odd:
                 restarts += 1
@@ -94,9 +95,7 @@ class Transfer:
                 if changes > MAX_CHANGES:
                     what = f"{change.reason} ({changes} times)"
                     raise PrepError(what, where=access.where, fix="Run again when the source has settled") from None
-                before = (access.size, access.etag, access.checks)
-                access.refresh()
-                if changes > 1 or before != (access.size, access.etag, access.checks):
+                if _is_new(access) or changes > 1:
                     self.notify(f"{access.where}: {change.reason}; starting it again")
                     part.discard()
             finally:
@@ -301,6 +300,13 @@ class _Run:
             if not ahead and self._part.received - self._report.reached <= UNREPORTED_BYTES:
                 return
             time.sleep(TICK_S / 10)
+
+
+def _is_new(access: Access) -> bool:
+    """Ask for the metadata again; True when they belong to another version now."""
+    before = (access.size, access.etag, access.checks)
+    access.refresh()
+    return before != (access.size, access.etag, access.checks)
 
 
 def _receive(reply: Reply, view: memoryview) -> tuple[int, Trouble | None]:

@@ -1,0 +1,53 @@
+"""Fixtures for what fetches: services in processes of their own, and an environment without anything of the user's."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "servers"))
+
+from process import Service
+
+SECRETS = {
+    "access": "AKTEST0123456789",
+    "secret": "sk-very-secret-value",
+    "token": "sts-secret-token",
+    "hub": "hf_SecretHubToken",
+}
+KEYS = {SECRETS["access"]: {"secret": SECRETS["secret"]}}
+
+
+@pytest.fixture
+def quiet_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """No keys, tokens, proxies or configuration of the user; short pauses. Returns the home folder."""
+    for name in list(os.environ):
+        if name.startswith(("BCE_", "BOS_", "HF_", "HUGGING", "DM05_", "TRANSFORMERS_")) or name.lower().endswith(
+            "_proxy"
+        ):
+            monkeypatch.delenv(name)
+    home = tmp_path / "home"
+    home.mkdir()
+    monkeypatch.setenv("HOME", str(home))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(home / ".cache"))
+    monkeypatch.setenv("DM05_PREP_RETRY_PAUSE_S", "0.005")
+    monkeypatch.setenv("DM05_PREP_STALL_S", "1")
+    return home
+
+
+@pytest.fixture(scope="module")
+def bos_process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Service, Path]]:
+    root = tmp_path_factory.mktemp("bos")
+    with Service("bos_server", root) as service:
+        yield service, root
+
+
+@pytest.fixture(scope="module")
+def hub_process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Service, Path]]:
+    root = tmp_path_factory.mktemp("hub")
+    with Service("hub_server", root) as service:
+        yield service, root
