@@ -23,7 +23,7 @@ BLOCK = 512
 END_MARK_BYTES = 2 * BLOCK
 _ZERO = bytes(BLOCK)
 _MAX_EXTENSION_BYTES = 1 << 20
-_MAX_RECORD_BLOCKS = 2048
+_RECORD_BLOCKS = (1, 2, 4, 8, 10, 16, 20, 32, 40, 64, 126, 128, 256, 512, 1024, 2048)  # that writers use
 _KINDS = {
     b"0": "file",
     b"\0": "file",
@@ -260,10 +260,8 @@ def _check_end(stream: ByteStream, start: int) -> None:
             at = stream.offset - len(data.lstrip(b"\0"))
             raise damage(stream, start, f"zeros where a member must start; the archive goes on at {stream.where(at)}")
     end = stream.offset
-    records = (blocks * BLOCK for blocks in range(1, _MAX_RECORD_BLOCKS + 1))
-    if end - start > END_MARK_BYTES + 20 * BLOCK and all(
-        -(-(start + END_MARK_BYTES) // record) * record != end for record in records
-    ):
+    records = (blocks * BLOCK for blocks in _RECORD_BLOCKS)
+    if all(-(-(start + END_MARK_BYTES) // record) * record != end for record in records):
         raise damage(
             stream, start, f"{end - start} zero bytes at the end: more than an end mark, so members are missing"
         )
