@@ -16,11 +16,12 @@ from __future__ import annotations
 
 import hashlib
 import os
+import posixpath
 import shlex
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
-from typing import Any, NamedTuple
+from pathlib import Path
+from typing import NamedTuple
 
 from dm05_schemas import strict_json
 from dm05_schemas.errors import DataError
@@ -112,12 +113,13 @@ def read_index(path: Path, workspace: Workspace, spec: DatasetSpec) -> Index:
     if not isinstance(counts, dict):
         raise DataError('is not an index: no "data"', where=path, fix=rebuild)
     states = files if isinstance(files, dict) else {}
+    starts = _key_starts(workspace, spec)
     entries: dict[str, EpisodeEntry] = {}
     outside = []
     for key, frames in counts.items():
         if type(frames) is not int or frames < 0:
             raise DataError(f"number of frames of {key!r} is {frames!r}", where=path, fix=rebuild)
-        name = _name_of(key, workspace, spec)
+        name = _name_of(key, starts)
         if name is None:
             outside.append(key)
         elif name in entries:
@@ -204,19 +206,26 @@ def _utf8(name: str, folder: Path) -> str:
     return name
 
 
-def _name_of(key: str, workspace: Workspace, spec: DatasetSpec) -> str | None:
+def _key_starts(workspace: Workspace, spec: DatasetSpec) -> tuple[str, ...]:
+    """How a key of the dataset may start: from the workspace, from the dataset's folder, from the root."""
+    folder = spec.jsonl(workspace)
+    return tuple(
+        f"{start}/"
+        for start in (
+            f"{spec.folder.as_posix()}/{spec.jsonl_dir}",
+            spec.jsonl_dir,
+            folder.as_posix(),
+            os.path.realpath(folder),
+        )
+    )
+
+
+def _name_of(key: str, starts: Sequence[str]) -> str | None:
     """A key's name below the folder of episode files, None when it lies elsewhere."""
-    inside = PurePosixPath(spec.folder.as_posix()) / spec.jsonl_dir
-    path = PurePosixPath(os.path.normpath(key))
-    bases: Iterable[Any]
-    if path.is_absolute():
-        folder = spec.jsonl(workspace)
-        bases = (PurePosixPath(folder), PurePosixPath(os.path.realpath(folder)))
-    else:
-        bases = (inside, PurePosixPath(spec.jsonl_dir))
-    for base in bases:
-        if path.is_relative_to(base) and path != base:
-            return path.relative_to(base).as_posix()
+    path = posixpath.normpath(key)
+    for start in starts:
+        if path.startswith(start):
+            return path[len(start) :]
     return None
 
 

@@ -116,7 +116,7 @@ def _count(folder: Path, files: Mapping[str, FileState], jobs: int | None, progr
     found: dict[str, EpisodeEntry] = {}
     workers = (jobs or default_jobs()) if total >= _PARALLEL_BYTES else 1
     with progress_bar(total, "B", "index", quiet=not progress) as bar:
-        results = ordered_map(count_files, ([folder / name for name in names] for names in work), workers)
+        results = ordered_map(count_files, ([f"{folder}/{name}" for name in names] for names in work), workers)
         for names, entries in zip(work, results, strict=True):
             found.update(zip(names, entries, strict=True))
             bar.update(sum(files[name].size for name in names))

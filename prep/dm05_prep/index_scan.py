@@ -37,15 +37,15 @@ def count_bytes(data: bytes | bytearray | memoryview, path: Path | str) -> Count
     """
     view = memoryview(data)
     array = np.frombuffer(view, dtype=np.uint8)
-    newline = array == _NEWLINE
-    frames = int(np.count_nonzero(newline))
-    plain = frames > 1 and array[0] == _BRACE and array[-1] == _NEWLINE
-    if not plain or np.count_nonzero(newline[:-1] & (array[1:] == _BRACE)) != frames - 1:
+    ends = np.flatnonzero(array == _NEWLINE)
+    frames = len(ends)
+    plain = frames > 1 and array[0] == _BRACE and ends[-1] == len(array) - 1
+    if not plain or (array[ends[:-1] + 1] != _BRACE).any():
         frames = _count_carefully(bytes(view), path)
     return Counted(frames, len(array), crc32c.crc32c(view))
 
 
-def count_files(paths: Sequence[Path]) -> list[EpisodeEntry]:
+def count_files(paths: Sequence[str]) -> list[EpisodeEntry]:
     """Index entries of episode files.
 
     Raises:
@@ -55,18 +55,16 @@ def count_files(paths: Sequence[Path]) -> list[EpisodeEntry]:
     return [_count_file(path, buffer) for path in paths]
 
 
-def _count_file(path: Path, buffer: bytearray) -> EpisodeEntry:
+def _count_file(path: str, buffer: bytearray) -> EpisodeEntry:
     handle = os.open(path, os.O_RDONLY)
     try:
         status = os.fstat(handle)
         if len(buffer) <= status.st_size:
             buffer.extend(bytes(status.st_size + 1 - len(buffer)))
         view = memoryview(buffer)
-        size = 0
-        while read := os.readv(handle, [view[size:]]):
+        size = os.readv(handle, [view])
+        while size < status.st_size and (read := os.readv(handle, [view[size:]])):
             size += read
-            if size > status.st_size:
-                break
     finally:
         os.close(handle)
     if size != status.st_size:

@@ -66,7 +66,7 @@ def test_only_changed_files_are_read_again(workspace: Workspace, monkeypatch: py
     real = module.count_files
 
     def spy(paths):
-        read.extend(path.name for path in paths)
+        read.extend(Path(path).name for path in paths)
         return real(paths)
 
     monkeypatch.setattr(module, "count_files", spy)
