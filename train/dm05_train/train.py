@@ -56,7 +56,13 @@ def _train(config: TrainConfig, world: World, switches: Switches, stop: StopSign
     model = load_model(config, world, folder, mode)
     prompts = together(world, lambda: prompt_builder(config, folder, model.config, spec))
     wrapped = wrap(model, world, trainer.parallel)
-    optimizer = build_optimizer(model.named_parameters(), config.optimizer_config, mode)
+    optimizer = build_optimizer(
+        model.named_parameters(),
+        config.optimizer_config,
+        mode,
+        packed=model.packed,
+        muon_batched=switches.on("muon_batched_gather"),
+    )
     if state is not None:
         broadcasting = config.model_config.load == "broadcast"
         restore(optimizer, model, optimizer_entries(world, state, start.folder, broadcasting=broadcasting))

@@ -27,12 +27,8 @@ class MuonAdamW:
         self.muon, self.rest = muon, rest
         self.names: dict[nn.Parameter, str] = muon.names | rest.names
         self.state: dict[nn.Parameter, dict[str, Tensor]] = muon.state | rest.state
+        self.steps = rest.steps
         self.side = torch.cuda.Stream(rest.steps.device) if rest.steps.is_cuda else None
-
-    @property
-    def steps(self) -> Tensor:
-        """The updates made so far, float64 scalar on the device."""
-        return self.rest.steps
 
     @property
     def parameters(self) -> list[nn.Parameter]:
