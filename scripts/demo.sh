@@ -24,7 +24,7 @@ train_flags=(
   --workspace "$workspace"
   --trainer-config.output-dir "$outputs"
   --trainer-config.num-train-steps "$steps"
-  --trainer-config.per-device-train-batch-size 32
+  --trainer-config.per-device-train-batch-size 48
   --trainer-config.model-max-length 128
   --trainer-config.dataloader-num-workers 1
   --trainer-config.logging-steps 20

@@ -48,7 +48,7 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> Job:
     workspace = prepare(parts, checkpoint, folder / "dm05")
     training = train(
         *("--workspace", workspace, "--trainer-config.num-train-steps", str(STEPS)),
-        *("--trainer-config.per-device-train-batch-size", "32", "--trainer-config.save-at-end"),
+        *("--trainer-config.per-device-train-batch-size", "48", "--trainer-config.save-at-end"),
         timeout=800,
     ).succeeded()
     return Job(parts=parts, checkpoint=checkpoint, workspace=workspace, output=output, training=training)

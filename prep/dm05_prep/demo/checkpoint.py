@@ -106,6 +106,8 @@ def initial_tensor(name: str, shape: tuple[int, ...], rng: np.random.Generator) 
     if len(shape) == 1:
         if "vision_tower" in name:  # a LayerNorm
             return np.ones(shape, np.float32)
+        if module == "q_norm":  # sharper attention than the config's scale alone
+            return np.ones(shape, np.float32)
         # What an expert layer adds starts small beside the action it refines.
         damped = "action_expert" in name and module.startswith("post_")
         return np.full(shape, -0.5 if damped else 0.0, np.float32)
@@ -113,6 +115,8 @@ def initial_tensor(name: str, shape: tuple[int, ...], rng: np.random.Generator) 
     scale = fan_in**-0.5
     if module == "position_embedding":
         scale = 1.0
+    elif module == "patch_embedding":
+        scale *= 3.0  # as loud as the positions
     elif module == "action_in_proj":
         scale *= 2.0  # most of its 32 inputs are padding
     elif module == "action_out_proj" or "time_modulator" in name:
