@@ -1,7 +1,7 @@
 """Exact statistics at LIBERO's size against the plain way, and at 100 times that within limited memory.
 
     python tools/bench_norm_stats.py                        side by side, 273 thousand frames
-    python tools/bench_norm_stats.py --times 100 --limit-gib 2    27 million frames, address space limited per process
+    python tools/bench_norm_stats.py --times 100 --limit-gib 2    27 million frames, allocations limited per process
 
 For developers; never a test. The plain way builds the sample of every frame as a loader does: open the episode's file,
 parse all of its lines, cut the chunk; then stack all rows and let NumPy find mean, std and quantiles. Its cost grows
@@ -45,7 +45,7 @@ class Bench:
     times: int = 1
     """How often each file stands in the dataset, as hard links."""
     limit_gib: float | None = None
-    """Limit the address space of this process and of each worker to this."""
+    """Limit the memory that this process and each worker may allocate to this (RLIMIT_DATA)."""
     chunk_size: int = 10
     """H."""
     plain_episodes: int = 12
@@ -71,8 +71,8 @@ def main(bench: Bench) -> None:
         plain = _plain(originals[: bench.plain_episodes], spec, bench.chunk_size, frames * bench.times)
         if bench.limit_gib is not None:
             limit = int(bench.limit_gib * 2**30)
-            resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
-            print(f"address space limited to {bench.limit_gib:g} GiB a process")
+            resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
+            print(f"allocations limited to {bench.limit_gib:g} GiB a process")
         build_index(workspace, spec)
         best, stats, peak = float("inf"), None, 0
         for _ in range(bench.repeats if bench.times == 1 else 1):

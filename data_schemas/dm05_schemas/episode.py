@@ -107,7 +107,7 @@ def scan_episode(path: Path, spec: DatasetSpec, *, data: bytes | None = None) ->
 def _fast(path: Path, data: bytes, spec: DatasetSpec) -> tuple[Episode, list[Finding]]:
     """The episode of a file without errors, and the warnings that concern line ends and prompts."""
     lines, findings = _split(path, data)
-    if b"\\u003" in data or len(lines) < 2 or data.count(b"\r") != data.count(b"\r\n"):
+    if len(lines) < 2 or data.count(b"\r") != data.count(b"\r\n"):
         raise _Odd
     if len(data) > HUGE_LINE and max(map(len, lines)) > HUGE_LINE:
         raise _Odd
@@ -117,7 +117,7 @@ def _fast(path: Path, data: bytes, spec: DatasetSpec) -> tuple[Episode, list[Fin
         raise _Odd from None
     if set(map(type, frames)) != {dict}:
         raise _Odd
-    episode = _assemble(path, frames, spec, data.count(b":"))
+    episode = _assemble(path, frames, spec, data)
     for number, prompt in enumerate(episode.prompts):
         problems = prompt_problems(prompt)
         rows = np.flatnonzero(episode.prompt_ids == number).tolist() if problems else []
@@ -141,12 +141,10 @@ def _split(path: Path, data: bytes) -> tuple[list[bytes], list[Finding]]:
     return lines, found
 
 
-def _assemble(path: Path, frames: list[dict[str, Any]], spec: DatasetSpec, colons: int | None = None) -> Episode:
+def _assemble(path: Path, frames: list[dict[str, Any]], spec: DatasetSpec, data: bytes | None = None) -> Episode:
     """Arrays of acceptable frames; _Odd when :func:`check_frame` would have something to say.
 
-    ``colons`` is their number in the file: every key is followed by one, and orjson keeps one of two equal keys, so a
-    text has as many colons as its keys and strings account for only when no key stands twice (an escaped colon was
-    ruled out before). None when the lines were already looked at one by one.
+    ``data`` is the file's text, in which no key may stand twice; None when the lines were looked at one by one.
     """
     try:
         has_action = {"action" in frame for frame in frames}
@@ -159,11 +157,11 @@ def _assemble(path: Path, frames: list[dict[str, Any]], spec: DatasetSpec, colon
             raise _Odd
         entries = {key: [frame[key] for frame in frames] for key in spec.image_keys}
         views = [_view(column) for column in entries.values()]
-        if colons is not None:
+        if data is not None:
             expected = sum(_colons_of(column, _VIEW_KEYS) for column in entries.values())
             expected += _colons_of(frames, _FRAME_KEYS.union(entries))
             expected += int(np.array([prompt.count(":") for prompt in prompts])[prompt_ids].sum())
-            if colons != expected:
+            if not strict_json.has_no_doubles(data, data.count(b":"), expected):
                 raise _Odd
         return Episode(
             path=path,
@@ -175,7 +173,7 @@ def _assemble(path: Path, frames: list[dict[str, Any]], spec: DatasetSpec, colon
             frame_idx=np.array([index for _, index in views], dtype=np.int32).T.copy(),
             is_robot=np.array(is_robot, dtype=np.bool_),
         )
-    except (KeyError, TypeError, AttributeError):
+    except (KeyError, TypeError, AttributeError, RecursionError):
         raise _Odd from None
 
 
@@ -184,18 +182,8 @@ def _colons_of(objects: list[dict[str, Any]], plain: frozenset[str]) -> int:
     total = sum(map(len, objects))
     for key in set(chain.from_iterable(objects)) - plain:
         held = [item[key] for item in objects if key in item]
-        total += key.count(":") * len(held) + sum(map(_colons, held))
+        total += key.count(":") * len(held) + sum(map(strict_json.count_colons, held))
     return total
-
-
-def _colons(value: Any) -> int:
-    """Colons in the text of a JSON value without doubled keys."""
-    if isinstance(value, str):
-        return value.count(":")
-    if isinstance(value, list):
-        return sum(map(_colons, value))
-    inner: dict[str, Any] = value if isinstance(value, dict) else {}
-    return len(inner) + sum(key.count(":") + _colons(item) for key, item in inner.items())
 
 
 def _matrix(vectors: list[Any], dims: int) -> NDArray[np.float32]:

@@ -81,6 +81,14 @@ def test_unknown_keys_and_absent_is_robot_are_fine() -> None:
     assert found(text(frame(0, is_robot=None, **extra), frame(1, images_1=view))) == []
 
 
+@pytest.mark.parametrize("depth", [100, 450, 600])
+def test_unknown_keys_may_be_deep(depth: int) -> None:
+    deep = b'{"a":' * depth + b"1" + b"}" * depth
+    line = OTHER.replace(b'"is_robot": true', b'"is_robot": true, "x": ' + deep)
+    assert found(LINE + line) == []
+    assert found(LINE + line.replace(b'"a":1', b'"a":1,"a":2')) == [("duplicate-key", 2, 'key "a" stands twice')]
+
+
 def test_without_actions_the_states_are_the_targets() -> None:
     frames = [frame(n, state=[n, 0.5], action=None, images_2=None) for n in range(2)]
     episode = scan_episode(PATH, SQUARE, data=text(*frames))[0]
