@@ -13,8 +13,9 @@ from pathlib import Path
 
 import pytest
 from dm05_schemas.errors import UsageError
+from dm05_train.agent import children
 from dm05_train.errors import TrainError
-from dm05_train.launch import children, plan, wait_for_machine_0
+from dm05_train.launch import plan, wait_for_machine_0
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "run_full_sft_distributed.sh"
 
@@ -31,7 +32,7 @@ def test_several_machines() -> None:
     environ = {"NNODES": "4", "RANK": "3", "MASTER_ADDR": "ten", "GPUS_PER_NODE": "2"}
     chosen = plan(environ, gpus=8)
     assert (chosen.nodes, chosen.node, chosen.processes, chosen.port, chosen.bucket_mb) == (4, 3, 8, 29500, 512)
-    command = chosen.command(["--workspace", "w"])
+    command = chosen.torchrun(["--workspace", "w"])
     for word in ("--nnodes=4", "--node-rank=3", "--nproc-per-node=2", "--master-addr=ten", "--master-port=29500"):
         assert word in command
     assert command[-2:] == ["--workspace", "w"]

@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 import tarfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -71,14 +72,24 @@ def environment(**more: str) -> dict[str, str]:
 
 
 def start(
-    arguments: list[str], *, script: bool = False, file_kb: int | None = None, **environ: str
+    arguments: list[str],
+    *,
+    script: bool = False,
+    file_kb: int | None = None,
+    within: Sequence[str] = (),
+    **environ: str,
 ) -> subprocess.Popen[str]:
-    """Start a process of ``dm05-train`` (or the launch script); it can write no file longer than ``file_kb``."""
+    """Start a process of ``dm05-train`` (or the launch script).
+
+    Args:
+        file_kb: it can write no longer file.
+        within: words before the command, such as those that put it into a namespace.
+    """
     command = ["bash", str(SCRIPT)] if script else [sys.executable, "-m", "dm05_train.cli"]
     if file_kb is not None:
         command = ["bash", "-c", f'ulimit -f {file_kb}; exec "$@"', "limited", *command]
     return subprocess.Popen(
-        [*command, *arguments],
+        [*within, *command, *arguments],
         env=environment(**environ),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

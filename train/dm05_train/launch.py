@@ -10,19 +10,16 @@ from __future__ import annotations
 
 import os
 import shlex
-import signal
 import socket
-import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from types import FrameType
 
 from dm05_schemas.cli import run
 from dm05_schemas.errors import UsageError
 
+from dm05_train.agent import run_ranks
 from dm05_train.errors import TrainError
 
 DEFAULT_PORT = 29500
@@ -47,12 +44,11 @@ class Plan:
         """Processes of the whole run."""
         return self.nodes * self.per_node
 
-    def command(self, arguments: Sequence[str]) -> list[str]:
-        """The torchrun command of this machine."""
+    def torchrun(self, arguments: Sequence[str]) -> list[str]:
+        """The arguments of torchrun on this machine."""
         meet = [f"--master-addr={self.address}", f"--master-port={self.port}", f"--node-rank={self.node}"]
         meet.append(f"--rdzv-conf=timeout={self.join_seconds}")
         return [
-            *(sys.executable, "-m", "torch.distributed.run"),
             *(f"--nnodes={self.nodes}", f"--nproc-per-node={self.per_node}"),
             *meet,
             *("-m", "dm05_train.cli", *arguments),
@@ -177,58 +173,11 @@ def wait_for_machine_0(plan: Plan) -> None:
     )
 
 
-def supervise(command: Sequence[str], environ: Mapping[str, str]) -> int:
-    """Run torchrun to its end; SIGTERM and SIGUSR1 go to the training processes, which save and finish.
-
-    (torchrun itself would stop its processes on SIGTERM, but then ends with an error and kills what takes over 30 s.)
-
-    Returns:
-        torchrun's exit code.
-    """
-    child: subprocess.Popen[bytes] | None = None
-    before_start: list[int] = []
-
-    def forward(number: int, frame: FrameType | None) -> None:
-        workers = children(child.pid) if child is not None else []
-        if child is not None and not workers:
-            child.send_signal(signal.SIGTERM)
-        elif child is None:
-            before_start.append(number)
-        for pid in workers:
-            try:
-                os.kill(pid, number)
-            except ProcessLookupError:
-                continue
-
-    for number in (signal.SIGTERM, signal.SIGUSR1):
-        signal.signal(number, forward)
-    child = subprocess.Popen(command, env=dict(environ))
-    if before_start:
-        child.send_signal(signal.SIGTERM)
-    while True:
-        try:
-            return child.wait()
-        except KeyboardInterrupt:  # the terminal has told the children as well
-            continue
-
-
-def children(pid: int) -> list[int]:
-    """Direct children of a process."""
-    found: list[int] = []
-    for tasks in Path(f"/proc/{pid}/task").glob("*/children"):
-        try:
-            found += [int(word) for word in tasks.read_text().split()]
-        except OSError:
-            continue
-    return found
-
-
 def start(chosen: Plan, arguments: Sequence[str], environ: Mapping[str, str]) -> int:
     """Start a run by its plan and wait for it; gives the exit code."""
     if chosen.nodes > 1 and chosen.node > 0:
         wait_for_machine_0(chosen)
-    code = supervise(chosen.command(arguments), chosen.environment(environ))
-    return code if code >= 0 else 128 - code
+    return run_ranks(chosen.torchrun(arguments), chosen.environment(environ))
 
 
 def main() -> int:
@@ -242,7 +191,7 @@ def main() -> int:
 
     read_train_config(arguments)  # a wrong flag is said here once, not by every process
     if dry:
-        print(shlex.join(chosen.command(arguments)))
+        print(shlex.join(["torchrun", *chosen.torchrun(arguments)]))
         return 0
     return start(chosen, arguments, os.environ)
 

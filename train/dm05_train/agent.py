@@ -1,0 +1,109 @@
+"""The process of a machine that starts its ranks: torchrun, run in here so that signals and failures are told in our
+own way.
+
+torchrun by itself answers SIGTERM by stopping its ranks and failing, and a rank's failure by a traceback of its own.
+Here SIGTERM and SIGUSR1 go to the ranks, which save and finish, and a failure is one line.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import socket
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import FrameType
+
+from dm05_train.env import first_line
+from dm05_train.errors import TrainError
+
+FORWARDED = (signal.SIGTERM, signal.SIGUSR1)
+LEFT_TO_TORCHRUN = "SIGINT,SIGHUP,SIGQUIT"
+
+
+def run_ranks(torchrun: Sequence[str], environ: Mapping[str, str]) -> int:
+    """Run torchrun with these arguments and this environment until all ranks have ended.
+
+    Returns:
+        0; or 128 + the signal that arrived before any rank was started.
+
+    Raises:
+        TrainError: a rank failed, or the machines did not find each other.
+    """
+    from torch.distributed import DistError
+    from torch.distributed import run as torch_run
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.elastic.rendezvous.api import RendezvousError
+
+    os.environ.clear()
+    os.environ.update(environ)
+    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
+    for number in FORWARDED:
+        signal.signal(number, _forward)
+    arguments = torch_run.parse_args(list(torchrun))
+    arguments.signals_to_handle = LEFT_TO_TORCHRUN
+    where = f"{arguments.master_addr}:{arguments.master_port}"
+    try:
+        torch_run.run(arguments)
+    except ChildFailedError as error:
+        raise TrainError(_describe(error)) from None
+    except (DistError, RendezvousError, TimeoutError) as error:
+        raise TrainError(
+            f"the machines did not find each other: {first_line(error)}",
+            where=where,
+            fix="Check MASTER_ADDR and MASTER_PORT, and that every machine was started with the same NNODES; "
+            "JOIN_TIMEOUT (seconds) waits longer",
+        ) from None
+    except _StoppedEarly as stopped:
+        return 128 + stopped.number
+    return 0
+
+
+class _StoppedEarly(Exception):
+    """A signal came while there was no rank yet to give it to."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.number = number
+
+
+def _forward(number: int, frame: FrameType | None) -> None:
+    ranks = children(os.getpid())
+    if not ranks:
+        raise _StoppedEarly(number)
+    for pid in ranks:
+        try:
+            os.kill(pid, number)
+        except ProcessLookupError:
+            continue
+
+
+def children(pid: int) -> list[int]:
+    """Direct children of a process."""
+    found: list[int] = []
+    for tasks in Path(f"/proc/{pid}/task").glob("*/children"):
+        try:
+            found += [int(word) for word in tasks.read_text().split()]
+        except OSError:
+            continue
+    return found
+
+
+def _describe(error: object) -> str:
+    """What ended the run, of the rank that failed first."""
+    rank, failure = error.get_first_failure()  # type: ignore[attr-defined]
+    code = failure.exitcode
+    if code >= 0:
+        how = f"ended with exit code {code}; its own message stands above"
+    else:
+        name = signal.Signals(-code).name
+        how = f"was killed by {name}"
+        if name == "SIGKILL":
+            how += (
+                " (the kernel does that when memory runs out; fewer --trainer-config.dataloader-num-workers need less)"
+            )
+    return (
+        f"rank {rank} on {socket.gethostname()} {how}, and the other ranks here were stopped. "
+        "Start again from the last checkpoint with --trainer-config.resume latest"
+    )
