@@ -14,7 +14,7 @@ from dm05_train.optim.adamw import AdamW
 from dm05_train.optim.clip import clip_scale
 from dm05_train.optim.muon import Muon, muon_parameters
 from dm05_train.optim.muon_adamw import MuonAdamW, build_muon_adamw
-from dm05_train.optim.orthogonal import cost, deal, neighbours, orthogonalise, orthogonalise_in_batches
+from dm05_train.optim.orthogonal import EPS, cost, deal, neighbours, orthogonalise, orthogonalise_in_batches
 from dm05_train.optim.precision import Mode, read_master
 from muon_ranks import COUNTS, KINDS, SIZES, Run, matrices, run_rank
 from torch import Tensor, nn
@@ -36,11 +36,46 @@ def adamw(named: list[tuple[str, nn.Parameter]], mode: Mode = "fp32") -> AdamW:
 
 def newton_schulz_64(matrix: Tensor, steps: int = 5) -> Tensor:
     """The iteration written down plainly, in float64."""
-    x = matrix.double() / matrix.double().norm()
+    x = matrix.double() / matrix.double().norm().clamp(min=1e-7)
     for _ in range(steps):
         a = x @ x.T
         x = 3.4445 * x + (-4.7750 * a + 2.0315 * a @ a) @ x
     return x
+
+
+@pytest.mark.parametrize(("mode", "off"), [("fp32", 0.005), ("fp32_master", 0.005), ("bf16_compensated", 0.01)])
+@pytest.mark.parametrize("shape", [(32, 96), (96, 32), (48, 48)])
+def test_two_hundred_steps_agree_with_float64(shape: tuple[int, int], mode: Mode, off: float) -> None:
+    """Weights after a fine-tuning's steps (a rate far below BF16's last bit, noisy gradients, a clip) against the whole
+    optimizer written down in float64; the difference is a share of how far they moved."""
+    dtype = torch.float32 if mode == "fp32" else torch.bfloat16
+    generator = torch.Generator().manual_seed(0)
+    weight = nn.Parameter((0.02 * torch.randn(shape, generator=generator)).to(dtype))
+    optimizer = Muon([("w", weight)], mode=mode, weight_decay=0.01)
+    rate, clip, scale = 2.5e-5, 0.7, 0.2 * max(shape) ** 0.5
+    start, drift = weight.detach().double(), torch.randn(shape, generator=generator)
+    exact, mean = start.clone(), torch.zeros_like(start)
+    for _ in range(200):
+        weight.grad = (1e-3 * (0.2 * drift + torch.randn(shape, generator=generator))).to(dtype)
+        optimizer.step(torch.tensor(rate), torch.tensor(clip))
+        gradient = weight.grad.double() * clip
+        mean = mean.lerp(gradient, 0.05)
+        exact = exact * (1 - rate * 0.01) - rate * scale * newton_schulz_64(gradient.lerp(mean, 0.95))
+    held = read_master(weight.detach(), optimizer.state[weight]).double()
+    assert (held - exact).norm() / (exact - start).norm() < off
+
+
+@pytest.mark.parametrize("size", [1e-30, 1e-20, 1e-8, 1e-4, 1.0, 1e15])
+def test_updates_of_any_size_of_gradient(size: float) -> None:
+    """The update does not depend on the size of the gradient down to a norm of EPS; below it fades, finite always."""
+    direction = torch.randn(32, 48, generator=torch.Generator().manual_seed(3))
+    update = orthogonalise((size * direction).bfloat16()[None], 5)[0].float()
+    reference = orthogonalise(direction.bfloat16()[None], 5)[0].float()
+    assert torch.isfinite(update).all()
+    if size * direction.norm() > EPS:
+        assert (update - reference).norm() / reference.norm() < 0.05
+    else:
+        assert update.norm() < reference.norm()
 
 
 @pytest.mark.parametrize("shape", [(64, 64), (48, 160), (160, 48), (1, 7), (7, 1), (1, 1)])
