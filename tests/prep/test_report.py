@@ -174,6 +174,21 @@ def test_prompts_are_text(workspace: Workspace) -> None:
     assert next(a["lang"] for tag, a in page.elements if tag == "span" and "lang" in a) == "zh-Hans"
 
 
+def test_a_prompt_for_every_episode(workspace: Workspace) -> None:
+    """Rare prompts are folded, the rest of very many counted, and long ones cut."""
+    spec = make_spec()
+    for number in range(430):
+        frames = [
+            make_frame("e", t, [0.1 * t] * 4, [0.1] * 3, prompt=f"prompt {number} " + "x" * number) for t in (0, 1)
+        ]
+        write_lines(spec.jsonl(workspace) / f"e{number:03d}.jsonl", frames)
+    write_report(workspace, spec, workspace.root / "r.html", strips=0)
+    page = read(workspace.root / "r.html")
+    assert "400 more" in page.visible and "and 6 rarer prompts" in page.visible
+    assert "x" * 289 + " …" in page.visible and "x" * 290 not in page.visible
+    assert "What the cameras saw" not in page.visible
+
+
 def test_one_episode_without_actions_or_images(workspace: Workspace) -> None:
     spec = make_spec(action_dim=4)
     write_vectors(workspace, spec, random_episodes(1, [2], spec, with_action=False))

@@ -103,7 +103,7 @@ def _about_frames(facts: Facts, spec: DatasetSpec, vectors: Vectors, camera: Cam
     return [
         sections.episodes(facts, colours),
         sections.tasks(facts, colours, thumbs),
-        sections.strips(films, facts, spec, vectors, colours),
+        *([sections.strips(films, facts, spec, vectors, colours)] if films else []),
         sections.vectors(vectors),
         sections.outliers(odd, facts, odd_films),
     ]

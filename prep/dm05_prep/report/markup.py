@@ -7,6 +7,7 @@ from html import escape
 
 from dm05_prep.report.pictures import Picture
 
+LONGEST = 300
 _CHINESE = re.compile(r"[\u3400-\u9fff\uf900-\ufaff]")
 _JAPANESE = re.compile(r"[\u3040-\u30ff]")
 _KOREAN = re.compile(r"[\uac00-\ud7af]")
@@ -20,7 +21,9 @@ def text(value: object) -> str:
 
 
 def prompt(value: str) -> str:
-    """A prompt, marked with its language where the glyphs of a character depend on it."""
+    """A prompt, marked with its language where the glyphs of a character depend on it; the end of a long one is cut."""
+    if len(value) > LONGEST:
+        value = value[:LONGEST] + " …"
     shown = text(value) if value.strip() else '<i class="faint">(empty prompt)</i>'
     for pattern, language in ((_JAPANESE, "ja"), (_KOREAN, "ko"), (_CHINESE, "zh-Hans")):
         if pattern.search(value):

@@ -19,7 +19,7 @@ from dm05_prep.report.markup import picture, plural, prompt, text
 from dm05_prep.report.outliers import Outlier
 from dm05_prep.report.pictures import Picture, Strip
 
-TASKS_SHOWN = 24
+TASKS_SHOWN, TASKS_FOLDED = 24, 400
 OUTLIERS_SHOWN = 10
 PLACES_SHOWN = 4
 TRACED = 8
@@ -101,8 +101,10 @@ def tasks(facts: Facts, colours: Sequence[str], thumbs: Mapping[int, Picture]) -
             "</div></div>"
         )
     body = f'<div class="tasks">{"".join(cards[:TASKS_SHOWN])}</div>'
-    if rest := cards[TASKS_SHOWN:]:
-        body += f"<details><summary>{len(rest)} more</summary><div class='tasks'>{''.join(rest)}</div></details>"
+    if rest := cards[TASKS_SHOWN : TASKS_SHOWN + TASKS_FOLDED]:
+        body += f'<details><summary>{len(rest)} more</summary><div class="tasks">{"".join(rest)}</div></details>'
+    if (left := len(cards) - TASKS_SHOWN - TASKS_FOLDED) > 0:
+        body += f'<p class="small soft">and {plural(left, "rarer prompt")}</p>'
     several = sum(episode.prompts > 1 for episode in facts.episodes)
     lead = f"{plural(len(facts.tasks), 'prompt')} in {plural(len(facts.episodes), 'episode')}"
     lead += f"; {plural(several, 'episode')} with more than one." if several else "."
