@@ -24,7 +24,7 @@ from dm05_schemas.workspace import Workspace
 from dm05_prep.console import human_bytes, say
 from dm05_prep.extract import Extracted
 from dm05_prep.index import IndexResult, build_index
-from dm05_prep.journal import Record, remove_partial
+from dm05_prep.journal import Record, remove_partial, was_published
 from dm05_prep.lock import WorkspaceLock
 from dm05_prep.norm_stats import StatsResult, compute
 from dm05_prep.pack import PackResult
@@ -91,7 +91,7 @@ def prepare(workspace: Workspace, spec: DatasetSpec, request: Request, *, quiet:
 
 def _must_extract(target: Path, layout: Layout) -> bool:
     record = Record.load(target)
-    return record is None or (record.mode != "files" and layout != "pack")
+    return record is None or was_published(target) or (record.mode != "files" and layout != "pack")
 
 
 def _refuse_foreign(target: Path, workspace: Workspace, spec: DatasetSpec) -> None:

@@ -41,7 +41,8 @@ class ExtractOptions:
     Attributes:
         keep_parts: do not delete parts that the source copied here.
         writers: threads that write files.
-        batch_bytes, batch_seconds: how much at most has to be done again after a crash.
+        batch_bytes, batch_seconds: how much at most has to be done again after a crash; with 0 bytes every member is
+            durable before the next one.
         block_bytes: how much is read at once.
     """
 
@@ -102,12 +103,10 @@ def extract(
     options = options or ExtractOptions()
     run = _Run(source, parts, ledger, Placement(inside), parts_folder, options, images, on_progress, on_arrival)
     try:
-        if not ledger.is_complete:
+        if not ledger.is_complete and not ledger.is_published:
             with ledger:
                 run.read_all()
-        ledger.publish()
-        if source.owns_parts:
-            drop_parts(parts, parts_folder, begun_only=options.keep_parts)
+        ledger.publish(then=lambda: _drop_parts(source, parts, parts_folder, options.keep_parts))
     except OSError as error:
         if is_full(error):
             raise full_error(target) from error
@@ -220,7 +219,7 @@ class _Run:
             self._ledger.enter_parts(parts_begun, self._last._replace(images=state), here._replace(images=state))
         self._last = here
         if self._ledger.is_due(offset, self._options.batch_bytes, self._options.batch_seconds):
-            self._save(here)
+            self._save(here, wait=not self._options.batch_bytes)
         now = time.monotonic()
         if now - self._shown_at >= 0.1:
             self._on_progress(reader.consumed(), self._ledger.files)
@@ -228,7 +227,7 @@ class _Run:
 
     def _save(self, point: Point, wait: bool = False) -> None:
         """Have everything before ``point`` made durable; skipped while the last one still is being, unless ``wait``."""
-        if self._ledger.is_busy and not wait:
+        if (self._ledger.is_busy and not wait) or not point.offset:
             return
         assert self._reader
         self._writer.wait()
@@ -299,9 +298,13 @@ class _Run:
 
     def _roll_back(self, index: int) -> None:
         self._fetcher.close()
-        if self._source.owns_parts:
-            drop_parts(self._parts, self._parts_folder, begun_only=True)
+        _drop_parts(self._source, self._parts, self._parts_folder, keep=True)
         self._ledger.roll_back(index)
+
+
+def _drop_parts(source: Source, parts: PartSet, folder: Path, keep: bool) -> None:
+    if source.owns_parts:
+        drop_parts(parts, folder, begun_only=keep)
 
 
 def _remove_empty(folders: list[Path]) -> None:

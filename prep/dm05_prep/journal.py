@@ -250,6 +250,12 @@ def partial_folder(target: Path) -> Path:
     return target.with_name(target.name + ".partial")
 
 
+def was_published(target: Path) -> bool:
+    """True when a run renamed its complete tree to ``target`` but was stopped before it removed the rest."""
+    partial = partial_folder(target)
+    return partial.exists() and not (partial / "tree").exists() and Record.load(target) is not None
+
+
 def remove_partial(target: Path) -> None:
     """Forget an unfinished extraction; the journal goes first, so that half of a tree is never gone on from."""
     partial = partial_folder(target)

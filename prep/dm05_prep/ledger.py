@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import os
 import shutil
 import time
@@ -23,6 +24,7 @@ from dm05_prep.journal import (
     read_log,
     reconcile,
     remove_partial,
+    was_published,
 )
 from dm05_prep.names import Names
 from dm05_prep.parts import PartSet
@@ -52,6 +54,11 @@ class Ledger:
     def is_complete(self) -> bool:
         """True when an earlier run wrote everything and just did not get to rename it."""
         return Record.load(self.tree) is not None
+
+    @property
+    def is_published(self) -> bool:
+        """True when an earlier run renamed the tree and just did not get to clean up."""
+        return was_published(self.target)
 
     def __enter__(self) -> Ledger:
         journal = Journal.load(self._journal_path)
@@ -149,8 +156,12 @@ class Ledger:
             finished=time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         ).save(self.tree)
 
-    def publish(self) -> None:
-        """Give the complete tree its name; what was there before is removed afterwards."""
+    def publish(self, then: Callable[[], None]) -> None:
+        """Give the complete tree its name, call ``then``, and remove what was there before."""
+        if self.is_published:
+            then()
+            remove_partial(self.target)
+            return
         if os.path.lexists(self.target):
             old = self.partial / "old"
             if old.exists():
@@ -158,10 +169,13 @@ class Ledger:
             os.rename(self.target, old)
         os.rename(self.tree, self.target)
         sync_folder(self.target.parent)
+        then()
         remove_partial(self.target)
 
     def roll_back(self, index: int) -> None:
         """Something is wrong in or after part ``index``: forget everything since before that part."""
+        if self._syncing:
+            concurrent.futures.wait([self._syncing])
         journal = Journal.load(self._journal_path)
         if journal is None:
             return

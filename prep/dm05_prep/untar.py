@@ -261,7 +261,8 @@ def _check_end(stream: ByteStream, start: int) -> None:
             raise damage(stream, start, f"zeros where a member must start; the archive goes on at {stream.where(at)}")
     end = stream.offset
     records = (blocks * BLOCK for blocks in _RECORD_BLOCKS)
-    if all(-(-(start + END_MARK_BYTES) // record) * record != end for record in records):
+    least = start + END_MARK_BYTES
+    if end > least + 20 * BLOCK and all(-(-least // record) * record != end for record in records):
         raise damage(
             stream, start, f"{end - start} zero bytes at the end: more than an end mark, so members are missing"
         )

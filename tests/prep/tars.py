@@ -4,12 +4,21 @@ from __future__ import annotations
 
 import hashlib
 import io
+import itertools
+import os
 import random
+import signal
+import sys
 import tarfile
+import threading
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from dm05_prep.extract import Extracted, ExtractOptions, extract
 from dm05_prep.parts import PartSet, order_parts
+from dm05_prep.sources.base import RemoteFile, Source
 from dm05_prep.sources.local import LocalSource
 
 SUBSET = ("libero", "libero_pi0_all")
@@ -91,7 +100,7 @@ def write_parts(
     return LocalSource(folder)
 
 
-def run(source: LocalSource, target: Path, options: ExtractOptions | None = None) -> Extracted:
+def run(source: Source, target: Path, options: ExtractOptions | None = None) -> Extracted:
     """The engine on the parts of a folder."""
     parts = order_parts(source.files(), place=source.description)
     return extract(source, parts, target, SUBSET, parts_folder=target.parent / "parts", options=options)
@@ -126,3 +135,68 @@ def some_files(rnd: random.Random, count: int = 12, largest: int = 6000) -> dict
         size = rnd.choice([0, 1, 511, 512, 513, rnd.randrange(largest)])
         files[f"{home}image/{episode}/{long}{index:04d}.jpg"] = rnd.randbytes(size)
     return files
+
+
+@dataclass(frozen=True)
+class CopyingSource:
+    """A source whose parts have to be fetched: copies them from a folder, block by block, and notes which."""
+
+    folder: Path
+    fetched: list[str] = field(default_factory=list)
+    block_bytes: int = 1 << 16
+    owns_parts: bool = True
+
+    @property
+    def description(self) -> str:
+        return f"copies of {self.folder}"
+
+    def files(self) -> list[RemoteFile]:
+        return LocalSource(self.folder).files()
+
+    def fetch(self, file: RemoteFile, target: Path, *, progress: Callable[[int], None], stop: threading.Event) -> Path:
+        if target.exists():
+            return target
+        self.fetched.append(file.name)
+        unfinished = target.with_name(target.name + ".part")
+        with (self.folder / file.name).open("rb") as old, unfinished.open("wb") as new:
+            while data := old.read(self.block_bytes):
+                new.write(data)
+                new.flush()
+                progress(len(data))
+                if stop.is_set():
+                    return target
+        os.replace(unfinished, target)
+        return target
+
+
+def killed_at(event: int, work: Callable[[], object]) -> bool:
+    """Do ``work`` in a process that is killed at its ``event``-th step on the disk; False when it got through."""
+    steps = {
+        "open",
+        "os.mkdir",
+        "os.rename",
+        "os.remove",
+        "os.rmdir",
+        "os.truncate",
+        "os.link",
+        "os.symlink",
+        "os.listdir",
+    }
+    child = os.fork()
+    if child:
+        _, status = os.waitpid(child, 0)
+        assert os.WIFSIGNALED(status) or os.WEXITSTATUS(status) == 0
+        return os.WIFSIGNALED(status)
+    try:
+        counter = itertools.count(1)
+
+        def hook(name: str, arguments: object) -> None:
+            if name in steps and next(counter) == event:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        sys.addaudithook(hook)
+        work()
+        os._exit(0)
+    except BaseException:
+        traceback.print_exc()
+        os._exit(1)
