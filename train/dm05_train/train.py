@@ -11,10 +11,11 @@ from dm05_schemas.workspace import Workspace
 
 from dm05_train.build import checkpoint_files, load_model, precision_mode, share_small_files
 from dm05_train.config import TrainConfig, as_plain
-from dm05_train.env import World, broadcast, join, leave, lost_peers, together
+from dm05_train.env import World, broadcast, first_line, join, leave, lost_peers, together
+from dm05_train.errors import TrainError
 from dm05_train.inputs import prompt_builder, statistics, training_data, training_loader
 from dm05_train.loop import Run, run_steps
-from dm05_train.memory import estimate, shape_of
+from dm05_train.memory import GIB, Shape, advice, estimate, shape_of
 from dm05_train.metrics import Metrics
 from dm05_train.optim import build_optimizer
 from dm05_train.optim.state import restore
@@ -116,22 +117,32 @@ def _train(config: TrainConfig, world: World, switches: Switches, stop: StopSign
     )
     try:
         run_steps(run, saver, metrics, stop)
+    except torch.OutOfMemoryError as error:
+        raise out_of_memory(run, error, cameras=dataset.cameras, switches=switches) from None
     finally:
         loader.close()
         metrics.close()
     return 0
 
 
+def run_shape(run: Run, *, cameras: int, switches: Switches) -> Shape:
+    """What the memory of this run depends on."""
+    trimmed = switches.on("restructure")
+    return shape_of(run.config, run.model.config, run.precision, cameras=cameras, gpus=run.world.size, trimmed=trimmed)
+
+
+def out_of_memory(run: Run, error: Exception, *, cameras: int, switches: Switches) -> TrainError:
+    """What torch says, and what to try, with what each would need."""
+    shape = run_shape(run, cameras=cameras, switches=switches)
+    need = estimate(run.model.config, shape).total / GIB
+    steps = "; ".join(advice(run.model.config, shape, switches))
+    what = f"the GPU is full at step {run.step + 1} (about {need:.1f} GiB were expected): {first_line(error)}"
+    return TrainError(what, where=f"rank {run.world.rank}", fix=f"Try, the cheapest first: {steps}")
+
+
 def describe(run: Run, output: Path, *, cameras: int, switches: Switches, environ: Mapping[str, str]) -> str:
     """The start table of a run that is ready."""
-    shape = shape_of(
-        run.config,
-        run.model.config,
-        run.precision,
-        cameras=cameras,
-        gpus=run.world.size,
-        trimmed=switches.on("restructure"),
-    )
+    shape = run_shape(run, cameras=cameras, switches=switches)
     parameters = [p.numel() for p in run.model.parameters()]
     return start_table(
         run.config,

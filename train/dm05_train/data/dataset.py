@@ -175,6 +175,11 @@ class MemoryMappedDataset:
         prompt = np.array([number for number, _, _ in rows], dtype=np.int64)
         return Numbers(prompt, sample.normalise(states, stats.state.q01, stats.state.q99), action, mask)
 
+    def stored(self, sample_id: int) -> tuple[Float32, Float32]:
+        """State [S] and action chunk [H, A] of a sample as the dataset has them: absolute, in its own units."""
+        _, state, chunk = self._row(sample_id)
+        return state, chunk
+
     def image(self, sample_id: int, camera: int) -> NDArray[np.uint8]:
         """An image: uint8 [H, W, 3], RGB.
 
