@@ -204,8 +204,9 @@ class _Run:
         self._on_progress(self._parts.size, self._ledger.files)
 
     def _open_part(self, index: int) -> Path:
-        if self._reader and self._reader.restartable and self._source.owns_parts:
-            self._save(self._last)  # so that most of the part before can be let go
+        copied = self._source.owns_parts and not self._options.keep_parts
+        if copied and self._reader and self._reader.restartable:
+            self._save(self._last, wait=True)  # lets go of the part before, but for the member at hand
         path = self._fetcher.path(index)
         check_head(path, self._parts.kind if index == 0 else None)
         return path
