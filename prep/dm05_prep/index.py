@@ -27,7 +27,7 @@ from dm05_schemas.workspace import Workspace
 from dm05_prep.console import progress as progress_bar
 from dm05_prep.console import say
 from dm05_prep.index_scan import Counted, count_files
-from dm05_prep.parallel import batches, default_jobs, ordered_map
+from dm05_prep.parallel import batches, chosen_jobs, default_jobs, ordered_map
 
 # Starting processes takes longer than counting less than this much.
 _PARALLEL_BYTES = 1 << 29
@@ -173,7 +173,7 @@ class IndexCommand:
         spec = lookup(self.dataset_name, workspace)
         if self.check:
             return self._check(workspace, spec)
-        result = build_index(workspace, spec, force=self.rebuild, jobs=self.jobs, progress=not self.quiet)
+        result = build_index(workspace, spec, force=self.rebuild, jobs=chosen_jobs(self.jobs), progress=not self.quiet)
         state = "written" if result.computed else "already current"
         if not self.quiet:
             say(f"index      {result.episodes:,} episodes, {result.frames:,} frames, {state}: {result.path}")

@@ -36,7 +36,7 @@ from dm05_prep.columns import Batch, Column, Summary, summarise
 from dm05_prep.console import progress as progress_bar
 from dm05_prep.console import say, warn
 from dm05_prep.index import build_index
-from dm05_prep.parallel import batches, default_jobs, ordered_map
+from dm05_prep.parallel import batches, chosen_jobs, default_jobs, ordered_map
 
 _BATCH_BYTES = 1 << 25
 # Starting processes takes longer than parsing less than this much.
@@ -248,7 +248,7 @@ class NormStatsCommand:
         if self.chunk_size < 1:
             raise UsageError(f"--chunk-size must be 1 or more, not {self.chunk_size}")
         result = compute(
-            workspace, spec, self.chunk_size, mode, out=self.out, jobs=self.jobs, force=self.force,
+            workspace, spec, self.chunk_size, mode, out=self.out, jobs=chosen_jobs(self.jobs), force=self.force,
             progress=not self.quiet,
         )  # fmt: skip
         for narrow in narrow_dims(result.stats):

@@ -12,6 +12,8 @@ from concurrent.futures.process import BrokenProcessPool
 from itertools import islice
 from typing import TypeVar
 
+from dm05_schemas.errors import UsageError
+
 from dm05_prep.errors import PrepError
 
 Item = TypeVar("Item")
@@ -23,6 +25,17 @@ _PRELOAD = ["dm05_schemas.episode"]
 def default_jobs() -> int:
     """Number of cores this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def chosen_jobs(jobs: int | None) -> int | None:
+    """The value of ``--jobs``.
+
+    Raises:
+        UsageError: less than 1.
+    """
+    if jobs is not None and jobs < 1:
+        raise UsageError(f"--jobs must be 1 or more, not {jobs}")
+    return jobs
 
 
 def ordered_map(function: Callable[[Item], Result], items: Iterable[Item], jobs: int) -> Iterator[Result]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -16,6 +17,7 @@ import numpy as np
 import pytest
 from dm05_prep.index import build_index
 from dm05_prep.norm_stats import compute
+from dm05_prep.pack import build_pack
 from dm05_prep.validate import validate
 from dm05_prep.validate.image_checks import check_image
 from dm05_schemas.episode import read_episode
@@ -456,6 +458,54 @@ def test_what_is_refused_when_reading_is_found_and_the_reverse(workspace: Worksp
         assert errors[:1] == ([] if first is None else [first])
 
 
+def packed(workspace: Workspace) -> Path:
+    """The dataset as a pack alone: its image folder is gone."""
+    build_pack(workspace, SPEC)
+    shutil.rmtree(SPEC.images(workspace))
+    return SPEC.root(workspace) / "pack"
+
+
+def test_a_pack_in_place_of_images(workspace: Workspace) -> None:
+    packed(workspace)
+    report = validate(workspace, SPEC, deep=True, decode=True)
+    assert report.findings == () and report.images > 0
+    assert validate(workspace, SPEC).findings == ()
+
+
+def test_a_changed_blob(workspace: Workspace) -> None:
+    for number, path in enumerate(sorted(SPEC.images(workspace).rglob("*.jpg"))):
+        path.write_bytes(encoded(seed=number))
+    folder = packed(workspace)
+    [blob] = folder.glob("*.bin")
+    data = bytearray(blob.read_bytes())
+    data[len(encoded()) // 2] ^= 1
+    blob.write_bytes(data)
+    [(kind, text)] = found(workspace)
+    changed = (
+        rf"pack/{blob.name}: the image was changed since it was packed \(images_[12] of episode_00[01].jsonl:[1-4]\)"
+    )
+    assert kind == "pack-broken" and re.fullmatch(changed, text)
+    assert found(workspace, deep=False) == []
+    blob.write_bytes(data[:-1])
+    text = f"part of the pack, has {len(data) - 1:,} bytes where {len(data):,} were written"
+    assert found(workspace) == found(workspace, deep=False) == [("pack-broken", f"pack/{blob.name}: {text}")]
+
+
+def test_a_changed_table(workspace: Workspace) -> None:
+    table = packed(workspace) / "frames.arrow"
+    data = bytearray(table.read_bytes())
+    data[len(data) // 2] ^= 1
+    table.write_bytes(data)
+    assert [kind for kind, _ in found(workspace)] == ["pack-broken"]
+
+
+def test_a_pack_of_other_episodes(workspace: Workspace) -> None:
+    packed(workspace)
+    longer_episode(workspace)
+    build_index(workspace, SPEC)
+    assert [kind for kind, _ in found(workspace, deep=False)] == ["stats-stale", "pack-broken"]
+
+
 def run(workspace: Workspace, *flags: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
     """The command as a user runs it."""
     (workspace.root / "datasets.toml").write_text(
@@ -534,5 +584,7 @@ def test_annotations_for_github(workspace: Workspace) -> None:
 
 
 def test_flags_that_do_not_go_together(workspace: Workspace) -> None:
+    done = run(workspace, "--jobs", "0")
+    assert (done.returncode, done.stderr) == (2, "dm05-prep: error: --jobs must be 1 or more, not 0\n")
     done = run(workspace, "--sample", "3")
     assert (done.returncode, done.stderr) == (2, "dm05-prep: error: --sample and --decode need --deep\n")

@@ -16,14 +16,17 @@ from typing import Literal
 from dm05_schemas.errors import DataError, UsageError
 from dm05_schemas.findings import Finding, finding
 from dm05_schemas.index import FileState, Index, list_episodes
+from dm05_schemas.pack import PACK_DIR
 from dm05_schemas.registry import DatasetSpec, lookup
 from dm05_schemas.report import Report
 from dm05_schemas.workspace import Workspace
 
 from dm05_prep.console import progress as progress_bar
+from dm05_prep.parallel import chosen_jobs
 from dm05_prep.validate.deep import Outcome, check_episodes, odd_sizes
 from dm05_prep.validate.layout import check_ends, check_folders, check_index, check_pack, check_stats
 from dm05_prep.validate.output import github, human, write_json
+from dm05_prep.validate.pack_checks import check_blobs
 
 
 def validate(
@@ -53,6 +56,7 @@ def validate(
     outcomes: list[Outcome] = []
     found: list[Finding] = []
     index: Index | None = None
+    packed = 0
     missing = next((folder for folder in (root, jsonl) if not folder.is_dir()), None)
     if missing is not None:
         found.append(finding("no-dataset", missing, None, "there is no such folder"))
@@ -70,7 +74,13 @@ def validate(
             found += [item for outcome in outcomes for item in outcome.findings] + odd_sizes(outcomes)
         else:
             found += check_ends(workspace, spec, files, index)
-        found += check_stats(workspace, spec, index) + check_pack(workspace, spec, index)
+        found += check_stats(workspace, spec, index)
+        about_pack = check_pack(workspace, spec, index)
+        found += about_pack
+        if deep and not about_pack and (root / PACK_DIR).is_dir():
+            for count, findings in check_blobs(root / PACK_DIR, sample, decode, jobs):
+                packed += count
+                found += findings
     frames = sum(outcome.frames for outcome in outcomes) if deep else index.frames if index is not None else 0
     return Report(
         dataset=spec.name,
@@ -78,7 +88,7 @@ def validate(
         deep=deep,
         episodes=len(files),
         frames=frames,
-        images=sum(outcome.images for outcome in outcomes),
+        images=packed + sum(outcome.images for outcome in outcomes),
         seconds=time.monotonic() - begin,
         findings=tuple(dict.fromkeys(found)),
     )
@@ -169,7 +179,7 @@ class ValidateCommand:
             deep=self.deep,
             sample=self.sample,
             decode=self.decode,
-            jobs=self.jobs,
+            jobs=chosen_jobs(self.jobs),
             progress=not self.quiet,
         )
         if self.json is not None:
@@ -181,6 +191,6 @@ class ValidateCommand:
     def _fix(self, workspace: Workspace, spec: DatasetSpec, silent: bool) -> None:
         from dm05_prep.fix import fix_dataset
 
-        for line in fix_dataset(workspace, spec, jobs=self.jobs, progress=not self.quiet):
+        for line in fix_dataset(workspace, spec, jobs=chosen_jobs(self.jobs), progress=not self.quiet):
             if not silent:
                 print(f"fixed    {line}")

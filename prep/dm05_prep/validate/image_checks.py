@@ -28,12 +28,12 @@ _FOREIGN = (
 )
 
 
-def check_image(data: bytes, name: str, decode: bool) -> tuple[ImageHeader | None, list[Problem]]:
+def check_image(data: bytes, name: str | None, decode: bool) -> tuple[ImageHeader | None, list[Problem]]:
     """The header of an encoded image and what is wrong with it.
 
     Args:
         data: the file's bytes.
-        name: its name, whose suffix is compared.
+        name: its name, whose suffix is compared; None when it has none.
         decode: also decode every pixel, as training does; without it the end of the data is looked at.
     """
     if not data:
@@ -54,8 +54,8 @@ def check_image(data: bytes, name: str, decode: bool) -> tuple[ImageHeader | Non
             found.append(Problem("image-broken", f"cannot be decoded: {error.what}"))
     if header.mode not in ("RGB", "YCbCr") and header.mode in EIGHT_BIT_MODES:
         found.append(Problem("image-mode", f"is {_MODES.get(header.mode, header.mode)}, it is converted to RGB"))
-    suffix = os.path.splitext(name)[1].lower()
-    if header.format in _SUFFIXES and suffix not in _SUFFIXES[header.format]:
+    suffix = None if name is None else os.path.splitext(name)[1].lower()
+    if suffix is not None and header.format in _SUFFIXES and suffix not in _SUFFIXES[header.format]:
         found.append(Problem("image-extension", f"is {header.format}, its name ends in {shown(suffix)}"))
     return header, found
 
