@@ -242,7 +242,8 @@ def memory(bench: Bench, folder: Path) -> None:
     for step in range(steps + 1):
         next(loader)
         if step % (steps // 8) == 0:
-            sizes = [child.memory_full_info().uss / 2**20 for child in psutil.Process().children()]
+            children = [c for c in psutil.Process().children() if "data.worker" in " ".join(c.cmdline())]
+            sizes = [child.memory_full_info().uss / 2**20 for child in children]
             print(
                 f"epoch {step * 64 / len(dataset):4.2f}: {len(sizes)} workers, private memory "
                 f"{min(sizes):.1f} to {max(sizes):.1f} MiB each, {sum(sizes):.0f} MiB in all; "

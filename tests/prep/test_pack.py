@@ -26,7 +26,7 @@ from dm05_schemas.pack import blob_path, check_files, read_info
 from dm05_schemas.registry import DatasetSpec
 from dm05_schemas.workspace import Workspace
 from PIL import Image
-from small_data import make_spec, pack_archive, picture, write_dataset, write_parts
+from small_data import make_spec, make_stats, pack_archive, picture, write_dataset, write_parts
 
 SPEC = make_spec()
 
@@ -308,6 +308,21 @@ class TestVideo:
             assert np.abs(decode_rgb(data).astype(int) - due).mean() < 2
         pack_archive(workspace, spec, write_parts(workspace, spec, tmp_path / "parts", 5000))
         assert stored_images(workspace, spec) == copied
+
+    def test_training_reads_the_exact_frames(self, workspace: Workspace) -> None:
+        from dm05_schemas.video import all_frames
+        from dm05_train.data.dataset import open_dataset
+
+        spec = make_spec(image_dir="video")
+        every = [list(all_frames(spec.images(workspace) / f"ep_0/camera_{c}.mp4", "x")) for c in (0, 1)]
+        dataset = open_dataset(workspace, spec, make_stats(spec), 4, "absolute", "jsonl")
+        for i, t in enumerate((0, 3, 4, 5, 22, 21, 9)):
+            buffer = np.zeros(64 * 48 * 3, dtype=np.uint8)
+            for camera, image in enumerate(dataset[i].images):
+                assert np.array_equal(image, every[camera][t])
+                assert dataset.image_into(i, camera, buffer) == (48, 64)
+                assert np.array_equal(buffer.reshape(48, 64, 3), image)
+                assert dataset.image_into(i, camera, buffer[:9]) == buffer.size
 
     def test_a_frame_past_the_end(self, workspace: Workspace) -> None:
         spec = make_spec(image_dir="video")

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import tempfile
 from dataclasses import dataclass
 
 import numpy as np
@@ -78,7 +79,7 @@ class Arena:
     def __init__(self, layout: BatchLayout, handle: int | None = None, image_bytes: int = 0) -> None:
         self.layout = layout
         if handle is None:
-            handle = os.memfd_create("dm05-batch", os.MFD_CLOEXEC)
+            handle = _anonymous_file()
             os.ftruncate(handle, _pages(layout.images_offset + image_bytes))
         self.handle = handle
         self.remap()
@@ -106,6 +107,13 @@ class Arena:
     def close(self) -> None:
         """Give the descriptor back; the memory goes when its last user does."""
         os.close(self.handle)
+
+
+def _anonymous_file() -> int:
+    if hasattr(os, "memfd_create"):
+        return os.memfd_create("dm05-batch", os.MFD_CLOEXEC)
+    with tempfile.TemporaryFile() as file:  # macOS has no memfd
+        return os.dup(file.fileno())
 
 
 def _pages(size: int) -> int:
