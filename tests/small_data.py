@@ -126,7 +126,9 @@ def pack_archive(workspace: Workspace, spec: DatasetSpec, parts: list[Path], *, 
     part_bytes = parts[0].stat().st_size
     prefix = f"x/{spec.name}/{spec.image_dir}/"
     with replaced_folder(folder) as new, tarfile.open(fileobj=io.BytesIO(whole)) as tar:
-        images = ArchiveImages(new, part_records(parts, folder, workspace) if keep else [])
+        images = ArchiveImages(
+            new, part_records([(part, part.stat().st_size) for part in parts], folder, workspace) if keep else []
+        )
         for member in tar.getmembers():
             if member.isfile():
                 start = member.offset_data

@@ -192,21 +192,21 @@ class ArchiveImages:
         return found[frame]
 
 
-def part_records(parts: Sequence[Path], pack: Path, workspace: Workspace) -> list[FileRecord]:
-    """The parts of an archive as pack.json names them: relative to the pack while both move together, else absolute.
+def part_records(parts: Sequence[tuple[Path, int]], pack: Path, workspace: Workspace) -> list[FileRecord]:
+    """The parts of an archive as pack.json names them: relative to the pack when both move together, else absolute.
 
     Args:
-        parts: their paths, in order.
+        parts: where each will stay and its size in bytes, in order.
         pack: the pack's final folder.
         workspace: parts inside it (or inside its data folder) move with the pack.
     """
     homes = [home.resolve() for home in (workspace.root, workspace.data)]
+    base = pack.resolve()
     records = []
-    for part in parts:
-        real = part.resolve()
-        inside = any(real.is_relative_to(home) and pack.resolve().is_relative_to(home) for home in homes)
-        path = os.path.relpath(real, pack.resolve()) if inside else str(real)
-        records.append(FileRecord(path=path, bytes=real.stat().st_size))
+    for part, size in parts:
+        path = part.resolve()
+        inside = any(path.is_relative_to(home) and base.is_relative_to(home) for home in homes)
+        records.append(FileRecord(path=os.path.relpath(path, base) if inside else str(path), bytes=size))
     return records
 
 

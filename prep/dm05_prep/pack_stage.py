@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shlex
 from pathlib import Path
 
@@ -17,7 +16,7 @@ from dm05_prep.images import STAGING, ImageSink, ImageState, PackImages
 from dm05_prep.index import build_index
 from dm05_prep.journal import Record
 from dm05_prep.pack import PackResult, build_pack, current_pack, publish_archive_pack
-from dm05_prep.pack_images import ArchiveImages, ArchiveState
+from dm05_prep.pack_images import ArchiveImages, ArchiveState, part_records
 from dm05_prep.reassemble import Plan
 
 _PARTS_NAME = "parts.json"  # in the staging folder: the files that the pack will name
@@ -61,12 +60,6 @@ def make_pack(
 
 
 def _part_records(plan: Plan, workspace: Workspace, spec: DatasetSpec) -> list[FileRecord]:
-    """The parts as pack.json names them: relative to the pack when both move together, else absolute."""
-    pack = (spec.root(workspace) / PACK_DIR).resolve()
-    homes = [home.resolve() for home in (workspace.root, workspace.data)]
-    records = []
-    for index, part in enumerate(plan.parts.parts):
-        path = (plan.paths[index] if plan.paths else plan.parts_folder / part.name).resolve()
-        inside = any(path.is_relative_to(home) and pack.is_relative_to(home) for home in homes)
-        records.append(FileRecord(path=os.path.relpath(path, pack) if inside else str(path), bytes=part.file.size))
-    return records
+    paths = plan.paths or [plan.parts_folder / part.name for part in plan.parts.parts]
+    sizes = [part.file.size for part in plan.parts.parts]
+    return part_records(list(zip(paths, sizes, strict=True)), spec.root(workspace) / PACK_DIR, workspace)

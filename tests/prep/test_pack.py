@@ -200,7 +200,7 @@ class TestArchive:
         part = tmp_path / "x.part"
         part.write_bytes(b"".join(data for _, data in contents))
         folder = SPEC.root(workspace) / PACK_DIR
-        records = part_records([part], folder, workspace) if keep else []
+        records = part_records([(part, part.stat().st_size)], folder, workspace) if keep else []
         offsets = np.cumsum([0, *(len(data) for _, data in contents)]).tolist()
         for stop in (0, 1, 5, len(contents)):
             staging = SPEC.root(workspace) / "staging"
