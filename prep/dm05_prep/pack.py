@@ -72,6 +72,9 @@ def build_pack(workspace: Workspace, spec: DatasetSpec, *, force: bool = False, 
     held = None if force else current_pack(folder, spec, source)
     if held is not None:
         return held
+    if not spec.images(workspace).is_dir():
+        fix = f"Run dm05-prep dataset --subset {spec.name} (--layout pack --force for images that stay in an archive)"
+        raise DataError("there is no folder of images to copy from", where=spec.images(workspace), fix=fix)
     with replaced_folder(folder) as new:
         images = CopiedImages(new, spec.images(workspace), spec)
         command = f"dm05-prep pack --dataset-name {spec.name} --workspace {shlex.quote(str(workspace.root))} --force"

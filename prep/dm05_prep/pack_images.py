@@ -45,7 +45,9 @@ class CopiedImages:
         numbers: list[list[int]] = []
         for camera in range(episode.frame_idx.shape[1]):
             keys = _keys(episode, camera)
-            first = {key: line for line, key in reversed(list(enumerate(keys, 1)))}
+            first: dict[tuple[str, int], int] = {}
+            for line, key in enumerate(keys, 1):
+                first.setdefault(key, line)
             new = [key for key in first if key not in known]
             for key, where, data in self._read(episode, new, first):
                 self.largest_image_bytes = max(self.largest_image_bytes, decoded_bytes(data, where))

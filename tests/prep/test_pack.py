@@ -64,6 +64,8 @@ def test_copies_every_image(tmp_path: Path) -> None:
     result = build_pack(workspace, SPEC)
     due = source_images(workspace)
     assert stored_images(workspace) == due
+    first = [image for camera in (0, 1) for image in due[camera:10:2]]
+    assert (result.folder / "images-00000.bin").read_bytes().startswith(b"".join(first))  # in the order they are shown
     assert result.computed and result.image_bytes == sum(map(len, due))
     assert result.info.largest_image_bytes == 50 * 30 * 3
     assert sorted(path.name for path in result.folder.iterdir()) == ["frames.arrow", "images-00000.bin", "pack.json"]
@@ -167,6 +169,10 @@ class TestArchive:
         due = source_images(workspace)
         result = pack_archive(workspace, SPEC, write_parts(workspace, SPEC, tmp_path / "parts", part_bytes))
         shutil.rmtree(SPEC.images(workspace))
+        assert stored_images(workspace) == due
+        assert not build_pack(workspace, SPEC).computed
+        with pytest.raises(DataError, match="no folder of images to copy from.*--layout pack --force"):
+            build_pack(workspace, SPEC, force=True)
         assert stored_images(workspace) == due
         assert not list(result.folder.glob("*.bin")) and not (result.folder / "members.log").exists()
         assert all(Path(record.path).is_absolute() for record in result.info.blobs)
