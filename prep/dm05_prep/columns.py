@@ -22,6 +22,8 @@ from numpy.typing import NDArray
 from dm05_prep.quantiles import Selection, between, ordered_keys, rank_of
 
 QUANTILES = (0.01, 0.99)
+# Values of relative chunks that are made at a time.
+_BLOCK_VALUES = 1 << 18
 
 Float32 = NDArray[np.float32]
 Int64 = NDArray[np.int64]
@@ -145,13 +147,15 @@ def _blocks(column: Column) -> Iterator[tuple[Float32, Int64 | None]]:
 def _differences(
     target: Float32, state: Float32, samples: NDArray[np.bool_], batch: Batch, chunk_size: int
 ) -> Iterator[tuple[Float32, None]]:
-    """Row j of every chunk of the batch minus the current state, for j = 0 .. H-1."""
+    """Rows of all chunks of the batch minus the current state, some steps of all chunks at a time."""
     current = np.flatnonzero(samples)
     last = (np.cumsum(batch.lengths) - 1).repeat(batch.lengths)[current]
     first = current + batch.from_states.repeat(batch.lengths)[current]
     base = state[current]
-    for step in range(chunk_size):
-        yield target[np.minimum(first + step, last)] - base, None
+    steps = max(1, _BLOCK_VALUES // len(current))
+    for start in range(0, chunk_size, steps):
+        step = np.arange(start, min(start + steps, chunk_size))[:, None]
+        yield (target[np.minimum(first + step, last)] - base).reshape(-1), None
 
 
 def _load(handle: int, batch: Batch, column: int) -> Float32:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
@@ -51,7 +52,8 @@ def ordered_map(function: Callable[[Item], Result], items: Iterable[Item], jobs:
         return
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(_PRELOAD)
-    pool = ProcessPoolExecutor(jobs, mp_context=context, initializer=_ignore_interrupt)
+    others = set(multiprocessing.active_children())
+    pool = ProcessPoolExecutor(jobs, mp_context=context, initializer=_begin_worker)
     rest = iter(items)
     try:
         waiting: deque[Future[Result]] = deque(pool.submit(function, item) for item in islice(rest, 2 * jobs))
@@ -62,6 +64,11 @@ def ordered_map(function: Callable[[Item], Result], items: Iterable[Item], jobs:
             yield result
     except BrokenProcessPool as error:
         raise PrepError("a worker process died, perhaps for lack of memory", fix="Lower --jobs") from error
+    except BaseException:
+        # Nobody wants the results any more; what the processes are at may take long.
+        for process in set(multiprocessing.active_children()) - others:
+            process.terminate()
+        raise
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
 
@@ -80,6 +87,14 @@ def batches(items: Iterable[Item], weight: Callable[[Item], int], limit: int) ->
         yield batch
 
 
-def _ignore_interrupt() -> None:
-    """Ctrl-C reaches every process of a terminal; only the first one answers it."""
+def _begin_worker() -> None:
+    """Ctrl-C reaches every process of a terminal, only the first one answers it; workers end when that one is gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
