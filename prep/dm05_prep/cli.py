@@ -5,13 +5,10 @@ Only the module of the command that is called gets imported, so ``dm05-prep --he
 
 from __future__ import annotations
 
-import contextlib
 import difflib
 import importlib
 import importlib.metadata
 import inspect
-import io
-import re
 import sys
 from typing import NoReturn, Protocol
 
@@ -91,32 +88,7 @@ def load(name: str) -> type[Command]:
 def parse(command: type[Command], prog: str, argv: list[str]) -> Command:
     """Read flags into ``command``; UsageError, in one line, for a wrong one. ``--help`` prints and exits 0."""
     import tyro
+    from dm05_schemas.flags import parse_flags
 
-    complaint = io.StringIO()
-    try:
-        with contextlib.redirect_stderr(complaint):
-            return tyro.cli(
-                command,
-                args=argv,
-                prog=prog,
-                description=inspect.getdoc(command),
-                config=(tyro.conf.FlagCreatePairsOff,),
-            )
-    except SystemExit as stop:
-        if not stop.code:
-            raise
-        raise UsageError(_first_paragraph(complaint.getvalue()), fix=f"See: {prog} --help") from None
-
-
-def _first_paragraph(box: str) -> str:
-    """The sentence inside the frame that tyro draws around its errors: the rows up to the first rule."""
-    plain = re.sub(r"\x1b\[[0-9;]*m", "", box)
-    rows: list[str] = []
-    for line in plain.splitlines():
-        row = line.strip("│ ").strip()
-        if row.startswith(("╭", "╰")):
-            continue
-        if row.startswith("──"):
-            break
-        rows.append(row)
-    return " ".join(" ".join(rows).split()).rstrip(".") or "wrong flags"
+    pairs_off = (tyro.conf.FlagCreatePairsOff,)
+    return parse_flags(command, argv, prog=prog, description=inspect.getdoc(command), config=pairs_off)

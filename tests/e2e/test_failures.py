@@ -181,8 +181,8 @@ def url_outside(frame: dict[str, Any]) -> None:
 
 FAULTS = [
     (six_actions, ["6", "7", "action"]),
-    (nan_in_state, ["state", "NaN"]),
-    (infinite_action, ["action"]),
+    (nan_in_state, ["NaN"]),
+    (infinite_action, ["Infinity"]),
     (url_outside, ["secret.jpg"]),
 ]
 Fault = Callable[[dict[str, Any]], None]
@@ -219,7 +219,6 @@ def test_a_bad_frame_in_the_workspace(fault: Fault, words: list[str], workspace:
     victim = workspace / DATASET / "jsonl" / "episode_001.jsonl"
     victim.write_text(spoil(victim.read_text(), fault))
     shutil.rmtree(workspace / "norm_stats")
-    train("--workspace", workspace).failed(1, "dm05-prep index")
     prep("index", "--workspace", workspace).succeeded()
     place = "episode_001.jsonl:5"
     checked = prep("validate", "--workspace", workspace, "--deep")

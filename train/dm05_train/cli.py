@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import TypeVar
 
-import tyro
 from dm05_schemas.cli import run
+from dm05_schemas.flags import parse_flags
 
 from dm05_train.config import TrainConfig
 
@@ -38,8 +38,8 @@ Other commands, each with its own --help:
 
 
 def read_flags(kind: type[T], default: T, arguments: Sequence[str], prog: str, description: str) -> T:
-    """A config from flags laid over ``default``; ends the process with 2 on a wrong flag, with 0 after --help."""
-    return tyro.cli(kind, default=default, args=list(arguments), prog=prog, description=description)
+    """A config from flags laid over ``default``; UsageError for a wrong flag, exit 0 after --help."""
+    return parse_flags(kind, arguments, prog=prog, description=description, default=default)
 
 
 def read_train_config(arguments: Sequence[str]) -> TrainConfig:
