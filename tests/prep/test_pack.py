@@ -171,7 +171,7 @@ class TestArchive:
         shutil.rmtree(SPEC.images(workspace))
         assert stored_images(workspace) == due
         assert not build_pack(workspace, SPEC).computed
-        with pytest.raises(DataError, match="no folder of images to copy from.*--layout pack --force"):
+        with pytest.raises(DataError, match=r"no folder of images to copy from.*--layout pack --force"):
             build_pack(workspace, SPEC, force=True)
         assert stored_images(workspace) == due
         assert not list(result.folder.glob("*.bin")) and not (result.folder / "members.log").exists()
