@@ -54,5 +54,5 @@ def test_one_dataset_is_shown_as_it_would_be_written(root: Path, capsys: pytest.
 
 
 def test_a_wrong_name(root: Path) -> None:
-    with pytest.raises(DataError, match="no dataset is called 'my_robo'. Did you mean my_robot?"):
+    with pytest.raises(DataError, match="Did you mean my_robot"):
         DatasetsCommand(workspace=root, name="my_robo").run()
