@@ -1,4 +1,4 @@
-"""Runs of several processes and several machines (all on this one, over gloo): the same curve, and no hang when one is lost."""
+"""Runs of several processes and machines (all on this one, over gloo): the same curve, and no hang when one is lost."""
 
 from __future__ import annotations
 
@@ -11,9 +11,8 @@ import time
 from pathlib import Path
 
 import pytest
-from training_runs import finish, flags, losses, run, start
-
 from dm05_train.agent import children
+from training_runs import finish, flags, losses, run, start
 
 pytestmark = pytest.mark.slow
 
@@ -171,7 +170,9 @@ def test_nobody_else_comes(workspace: Path, tmp_path: Path) -> None:
 
 def test_a_machine_killed_ends_the_other(workspace: Path, tmp_path: Path) -> None:
     first, second = machines(2, port=free_port())
-    here = start(flags(workspace, tmp_path, steps=900, logging_steps=1, **SPLIT), script=True, NPROC_PER_NODE="1", **first)
+    here = start(
+        flags(workspace, tmp_path, steps=900, logging_steps=1, **SPLIT), script=True, NPROC_PER_NODE="1", **first
+    )
     there = start(flags(workspace, tmp_path, steps=900, **SPLIT), script=True, NPROC_PER_NODE="1", **second)
     wait_for_rows(tmp_path, here)
     for pid in [*children(there.pid), there.pid]:
