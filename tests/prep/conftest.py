@@ -34,8 +34,8 @@ def quiet_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     home.mkdir()
     monkeypatch.setenv("HOME", str(home))
     monkeypatch.setenv("XDG_CACHE_HOME", str(home / ".cache"))
-    monkeypatch.setenv("DM05_PREP_RETRY_PAUSE_S", "0.005")
-    monkeypatch.setenv("DM05_PREP_STALL_S", "1")
+    monkeypatch.setenv("DM05_PREP_RETRY_PAUSE_S", "0.001")
+    monkeypatch.setenv("DM05_PREP_STALL_S", "0.6")
     return home
 
 

@@ -57,10 +57,10 @@ class PartFile:
     Attributes:
         spans: in the order of the file.
         received: bytes that are there.
-        single: one span for the whole file, because the server sends it only from the start.
+        single: one span for the whole file, because the server sends it only from the start. Once so, it stays so.
     """
 
-    def __init__(self, target: Path, size: int, checks: Checks, etag: str | None) -> None:
+    def __init__(self, target: Path, size: int, checks: Checks, etag: str | None, *, single: bool = False) -> None:
         self.path = target.with_name(target.name + ".part")
         self.state_path = target.with_name(target.name + ".part.json")
         self.size, self._checks = size, checks
@@ -71,7 +71,7 @@ class PartFile:
         self._state = -1
         try:
             self._claim()
-            self._load()
+            self._load(single)
         except BaseException:
             self.close()
             raise
@@ -100,14 +100,6 @@ class PartFile:
         missing = self.size - self.received
         if missing > shutil.disk_usage(self.path.parent).free:
             raise no_space(self.path.parent, missing)
-
-    def restart(self, *, single: bool) -> None:
-        """Forget all bytes; ``single``: plan the whole file as one span."""
-        self.single = single
-        length = self.size if single else SPAN_BYTES
-        self._plan(length, [0] * -(-self.size // length))
-        self._save(length)
-        os.ftruncate(self._handle, 0)
 
     def sum_up(self, sums: Sums) -> bool:
         """Feed ``sums`` the next bytes that are there, 16 MiB at most; False when there were none."""
@@ -166,12 +158,13 @@ class PartFile:
     def _busy(self) -> NoReturn:
         raise PrepError("another run is fetching it", where=self.path, fix="Wait for that run, or stop it") from None
 
-    def _load(self) -> None:
+    def _load(self, single: bool) -> None:
         """Continue from the state on disk when it fits, else start at the first byte."""
         try:
             state: Any = json.loads(self.state_path.read_bytes())
             length, done, self.single = state["span_bytes"], state["done"], state["single"]
             fits = state["version"] == VERSION and state["identity"] == self._identity
+            fits = fits and self.single in (True, single)  # a file of ranges is not continued without them
             fits = fits and (state["boot"] == _boot() or bool(self._checks.published()))
             fits = fits and all(type(number) is int and number >= 0 for number in (length, *done)) and length > 0
         except (OSError, ValueError, KeyError, TypeError):
@@ -182,7 +175,14 @@ class PartFile:
             if all(span.position <= span.end for span in self.spans) and os.fstat(self._handle).st_size >= last:
                 self._save(length)
                 return
-        self.restart(single=False)
+        self._restart(single)
+
+    def _restart(self, single: bool) -> None:
+        self.single = single
+        length = max(1, self.size) if single else SPAN_BYTES
+        self._plan(length, [0] * -(-self.size // length))
+        self._save(length)
+        os.ftruncate(self._handle, 0)
 
     def _plan(self, length: int, done: list[int]) -> None:
         self._length = length

@@ -69,9 +69,9 @@ class Transfer:
             report.reach(access.size)
             return target
         target.parent.mkdir(parents=True, exist_ok=True)
-        wrong_sums = changes = restarts = 0
+        patience, single = _Patience(access), False
         while True:
-            part = PartFile(target, access.size, access.checks, access.etag)
+            part = PartFile(target, access.size, access.checks, access.etag, single=single)
             try:
                 part.check_space()
                 wrong = _Run(self, access, part, report, stop).go()
@@ -79,23 +79,14 @@ class Transfer:
                     part.publish(target, durable=durable or not access.checks.published())
                     return target
                 part.discard()
-                if not _is_new(access):
-                    wrong_sums += 1
-                    if wrong_sums > 1:
-                        fix = "A proxy or mirror may spoil it: try another source"
-                        raise PrepError(f"wrong bytes arrived twice: {'; '.join(wrong)}", where=access.where, fix=fix)
+                patience.wrong_sums(wrong)
                 self.notify(f"{access.where}: {'; '.join(wrong)}; fetching it once more")
             except NoRange as odd:
-                restarts += 1
-                if restarts > self.policy.tries:
-                    raise PrepError(odd.reason, where=access.where, fix=access.network_fix) from None
-                part.restart(single=True)
+                patience.odd_answer(odd, self.policy.tries)
+                part.discard()
+                single = True
             except Changed as change:
-                changes += 1
-                if changes > MAX_CHANGES:
-                    what = f"{change.reason} ({changes} times)"
-                    raise PrepError(what, where=access.where, fix="Run again when the source has settled") from None
-                if _is_new(access) or changes > 1:
+                if patience.is_another(change):
                     self.notify(f"{access.where}: {change.reason}; starting it again")
                     part.discard()
             finally:
@@ -110,6 +101,49 @@ class Transfer:
         if wrong:
             target.unlink()
         return not wrong
+
+
+class _Patience:
+    """How often a file has been started again, and when that is enough: each method raises PrepError then."""
+
+    def __init__(self, access: Access) -> None:
+        self._access = access
+        self._wrong_sums = self._odd_answers = self._changes = 0
+
+    def wrong_sums(self, wrong: list[str]) -> None:
+        """All bytes came and do not meet their sums: maybe the file was replaced, else it gets a second chance."""
+        if self._is_new():
+            self._count_change("the object was replaced")
+            return
+        self._wrong_sums += 1
+        if self._wrong_sums > 1:
+            what = f"wrong bytes arrived twice: {'; '.join(wrong)}"
+            fix = "A proxy or mirror may spoil it: try another source"
+            raise PrepError(what, where=self._access.where, fix=fix) from None
+
+    def odd_answer(self, odd: NoRange, limit: int) -> None:
+        """The server does not keep to ranges."""
+        self._odd_answers += 1
+        if self._odd_answers > limit:
+            raise PrepError(odd.reason, where=self._access.where, fix=self._access.network_fix) from None
+
+    def is_another(self, change: Changed) -> bool:
+        """True when what has arrived is of no use: other metadata, or the second such answer with the same ones."""
+        self._count_change(change.reason)
+        return self._is_new() or self._changes > 1
+
+    def _count_change(self, reason: str) -> None:
+        self._changes += 1
+        if self._changes > MAX_CHANGES:
+            fix = "Run again when the source has settled"
+            raise PrepError(f"{reason} ({self._changes} times)", where=self._access.where, fix=fix) from None
+
+    def _is_new(self) -> bool:
+        """Ask for the metadata again; True when they belong to another version now."""
+        access = self._access
+        before = (access.size, access.etag, access.checks)
+        access.refresh()
+        return before != (access.size, access.etag, access.checks)
 
 
 class _Report:
@@ -300,13 +334,6 @@ class _Run:
             if not ahead and self._part.received - self._report.reached <= UNREPORTED_BYTES:
                 return
             time.sleep(TICK_S / 10)
-
-
-def _is_new(access: Access) -> bool:
-    """Ask for the metadata again; True when they belong to another version now."""
-    before = (access.size, access.etag, access.checks)
-    access.refresh()
-    return before != (access.size, access.etag, access.checks)
 
 
 def _receive(reply: Reply, view: memoryview) -> tuple[int, Trouble | None]:
