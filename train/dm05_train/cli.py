@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -9,6 +10,7 @@ from importlib import import_module
 from typing import TypeVar
 
 from dm05_schemas.cli import run
+from dm05_schemas.errors import UsageError
 from dm05_schemas.flags import parse_flags
 
 from dm05_train.config import TrainConfig
@@ -69,6 +71,13 @@ def dispatch() -> int:
     if arguments and arguments[0] in COMMANDS:
         command: Callable[[Sequence[str]], int] = import_module(COMMANDS[arguments[0]][0]).main
         return command(arguments[1:])
+    if arguments and not arguments[0].startswith("-"):
+        near = difflib.get_close_matches(arguments[0], COMMANDS, n=1, cutoff=0.4)
+        offer = f"Did you mean {near[0]}? " if near else ""
+        raise UsageError(
+            f"no command is called {arguments[0]!r}",
+            fix=f"{offer}Without a command dm05-train trains; the others are {', '.join(COMMANDS)}",
+        )
     return train(arguments)
 
 

@@ -31,18 +31,17 @@ class DataConfig:
     dataset_name: str = "libero_pi0_all"
     """A registered dataset (`dm05-prep datasets` lists them)."""
     norm_stats_root: Path | None = None
-    """Folder of the normalisation statistics. Default: $NORM_STATS_PATH, else WORKSPACE/norm_stats. They must match
-    dataset, chunk size and action mode; when they are missing, rank 0 computes them once and the others wait."""
+    """Folder of the normalisation statistics; missing ones are computed once by rank 0 while the others wait.
+    Default: $NORM_STATS_PATH, else WORKSPACE/norm_stats."""
     action_mode: Literal["absolute", "relative"] | None = None
     """What the action targets are relative to. Default: the dataset's own mode."""
     layout: Literal["auto", "jsonl", "pack"] = "auto"
-    """Read the frames from the pack (memory-mapped), from the jsonl and image files, or from the pack when there is one
-    (auto)."""
+    """Read the dataset's pack, its jsonl and image files, or the pack when there is one (auto)."""
     augment_images: bool = False
     """Crop, turn and recolour the images at random (the same way whenever a sample of an epoch is seen)."""
     val_episodes: float = 0.0
-    """Episodes kept out of training, for `dm05-train eval`: their number, or below 1 their share. The choice depends on
-    their names alone."""
+    """Episodes kept out of training, for `dm05-train eval`: their number, or below 1 their share.
+    The choice depends on their names alone."""
 
     def __post_init__(self) -> None:
         _require(
@@ -58,13 +57,12 @@ class ModelConfig:
     """Which weights to start from, and the model's shape at run time."""
 
     model_name_or_path: Path | None = None
-    """Folder of released weights (starts anew) or a checkpoint of a run (continues it: optimizer, schedule, RNG, data
-    position). Default: WORKSPACE/checkpoints/DM05."""
+    """Released weights start a new run; a checkpoint of a run continues it: optimizer, schedule, RNG, data position.
+    Default: WORKSPACE/checkpoints/DM05."""
     chunk_size: int = 10
     """Actions predicted at once."""
     load: Literal["each", "broadcast"] = "each"
-    """Every rank reads the weights itself (each), or rank 0 reads and sends them (broadcast: no shared folder
-    needed)."""
+    """each: every rank reads the weights itself. broadcast: rank 0 reads and sends them; no shared folder is needed."""
 
     def __post_init__(self) -> None:
         _require(
@@ -145,8 +143,8 @@ class TrainerConfig:
     num_train_steps: int = 300
     """Optimizer steps in the whole run (environment: TRAIN_STEPS)."""
     save_strategy: Literal["no", "steps"] = "no"
-    """Write a checkpoint every `save-steps` steps, or none (a run that is told to stop by SIGTERM or SIGUSR1 always
-    writes one)."""
+    """Write a checkpoint every `save-steps` steps, or none.
+    A run that is told to stop (SIGTERM, SIGUSR1) always writes one."""
     save_steps: int = 100
     """Steps between checkpoints."""
     save_total_limit: int | None = None
@@ -156,8 +154,8 @@ class TrainerConfig:
     output_dir: Path | None = None
     """Where checkpoints and metrics.jsonl go. Default: `outputs` beside the workspace."""
     resume: Literal["path", "latest", "never"] = "path"
-    """path: what `model-name-or-path` is decides. latest: continue from the newest complete checkpoint in `output-dir`
-    if there is one, so that the same command can be started again. never: take the weights and start anew."""
+    """path: what `model-name-or-path` is decides. never: take its weights and start anew.
+    latest: continue from the newest complete checkpoint in `output-dir`, if there is one."""
     dataloader_num_workers: int = 4
     """Processes a rank uses to read and decode samples; 0 reads in the training process."""
     seed: int = 42
@@ -171,14 +169,14 @@ class TrainerConfig:
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass: slower, needs far less memory."""
     precision: Precision = "auto"
-    """bf16: weights and moments in BF16, small updates are rounded away. bf16_compensated: BF16 weights with the 16
-    lost bits kept beside them. fp32_master: a float32 copy of the weights. fp32: everything in float32. auto: fp32 for
-    float32 weights, else bf16_compensated."""
+    """bf16: weights and moments in BF16; updates at small rates are rounded away.
+    bf16_compensated: the same, with the 16 bits that rounding loses kept beside each weight.
+    fp32_master: a float32 copy of the weights. fp32: everything in float32.
+    auto: fp32 for float32 weights, else bf16_compensated."""
     parallel: Literal["ddp", "fsdp"] = "ddp"
-    """ddp: a whole model on each GPU. fsdp: weights, gradients and moments sharded over the GPUs, for cards too small
-    for ddp."""
+    """ddp: a whole model on each GPU. fsdp: weights, gradients and moments in shards, for cards too small for ddp."""
     timeout_minutes: float = 10.0
-    """How long a rank waits for the others before the run is given up."""
+    """How long a rank waits for the others before it gives up."""
     report_to: tuple[Literal["tensorboard", "wandb"], ...] = ()
     """Also write metrics there."""
 
