@@ -254,6 +254,17 @@ def test_a_broken_image_ends_the_run_with_its_name(tmp_path: Path, builder: Prom
             target.write_bytes(data)
 
 
+def test_a_pack_that_breaks_before_a_worker_opens_it(tmp_path: Path, builder: PromptBuilder) -> None:
+    workspace = write_dataset(tmp_path, SPEC, lengths=(9,))
+    build_pack(workspace, SPEC)
+    source = loader(workspace, builder, workers=1)
+    table = SPEC.root(workspace) / "pack/frames.arrow"
+    table.write_bytes(bytes(table.stat().st_size))
+    with pytest.raises(DataError, match=r"frames\.arrow: episode ep_0\.jsonl, frame \d: is no Arrow file any more"):
+        next(source)
+    source.close()
+
+
 def test_a_killed_worker_is_an_error_with_its_place(workspace: Workspace, builder: PromptBuilder) -> None:
     source = loader(workspace, builder, workers=2)
     next(source)

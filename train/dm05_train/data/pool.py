@@ -113,7 +113,8 @@ class WorkerPool:
         except (EOFError, OSError):
             raise self._died(worker) from None
         if isinstance(answer, Failed):
-            raise DataError(answer.what, where=answer.where, fix=answer.fix)
+            what = answer.what if answer.placed else f"{self._place(worker)}: {answer.what}"
+            raise DataError(what, where=answer.where, fix=answer.fix)
         self._given += 1
         worker.tasks.pop(0)
         pinned = worker.arenas[turn % ARENAS]
@@ -124,12 +125,16 @@ class WorkerPool:
         """End the processes."""
         self._stop()
 
+    def _place(self, worker: _Worker) -> str:
+        """The first sample of what a worker is at."""
+        _, episode, frame = self._dataset.locate(worker.tasks[0][0])
+        return f"episode {episode}, frame {frame}"
+
     def _died(self, worker: _Worker) -> TrainError:
         code = worker.process.wait(STOP_SECONDS)
         how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
-        _, episode, frame = self._dataset.locate(worker.tasks[0][0])
         return TrainError(
-            f"data worker {worker.process.pid} {how} while it read samples from episode {episode}, frame {frame} on",
+            f"data worker {worker.process.pid} {how} while it read samples from {self._place(worker)} on",
             where=self._dataset.handle.folder,
             fix="If memory ran out, lower --trainer-config.dataloader-num-workers; the run can be continued",
         )

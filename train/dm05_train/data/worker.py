@@ -45,11 +45,12 @@ class Filled(NamedTuple):
 
 
 class Failed(NamedTuple):
-    """Why a batch could not be made: the fields of a DM05Error."""
+    """Why a batch could not be made: the fields of a DM05Error, and whether they already name episode and frame."""
 
     what: str
     where: str | None
     fix: str | None
+    placed: bool
 
 
 def fill(dataset: MemoryMappedDataset, arena: Arena, sample_ids: list[int]) -> Filled:
@@ -88,10 +89,10 @@ def serve(connection: Connection, handles: list[int]) -> None:
             dataset = dataset or job.handle.open()
             connection.send(fill(dataset, arenas[task.arena], task.sample_ids))
         except DM05Error as error:
-            connection.send(Failed(error.what, error.where, error.fix))
+            connection.send(Failed(error.what, error.where, error.fix, placed=dataset is not None))
         except (OSError, MemoryError) as error:
             where = getattr(error, "filename", None)
-            connection.send(Failed(f"a data worker failed: {error!r}", where, None))
+            connection.send(Failed(f"a data worker failed: {error!r}", where, None, placed=False))
 
 
 def main() -> None:
