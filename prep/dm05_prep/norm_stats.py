@@ -41,7 +41,7 @@ from dm05_prep.parallel import batches, chosen_jobs, default_jobs, ordered_map
 _BATCH_BYTES = 1 << 25
 # Starting processes takes longer than parsing less than this much.
 _PARALLEL_BYTES = 1 << 24
-_PARALLEL_VALUES = 50_000_000
+_PARALLEL_VALUES = 25_000_000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,18 +107,7 @@ def compute(
     held = None if force else _current(folder, spec.name, chunk_size, action_mode, fingerprint)
     if held is not None:
         return held
-    with tempfile.TemporaryDirectory(prefix="dm05-columns-") as temporary:
-        file = Path(temporary) / "columns.f32"
-        parts = _spill(workspace, spec, file, jobs or default_jobs(), progress)
-        columns = _columns(spec, file, parts, chunk_size, action_mode)
-        work = 2 * len(columns) * sum(part.rows for part in parts)
-        work *= chunk_size if action_mode == "relative" else 1
-        workers = (jobs or default_jobs()) if work > _PARALLEL_VALUES else 1
-        with progress_bar(len(columns), "dims", "statistics", quiet=not progress) as bar:
-            summaries = []
-            for summary in ordered_map(summarise, columns, workers):
-                summaries.append(summary)
-                bar.update()
+    summaries = _summarise(workspace, spec, chunk_size, action_mode, jobs or default_jobs(), progress)
     stats = NormStats(
         dataset=spec.name,
         chunk_size=chunk_size,
@@ -143,6 +132,23 @@ def _current(folder: Path, dataset: str, chunk_size: int, action_mode: str, fing
     if stats.source_fingerprint != fingerprint or not np.array_equal(stats.action.q99, plain.action.q99):
         return None
     return StatsResult(parquet=parquet, json=json, stats=stats, computed=False)
+
+
+def _summarise(
+    workspace: Workspace, spec: DatasetSpec, chunk_size: int, action_mode: str, jobs: int, progress: bool
+) -> list[Summary]:
+    """Statistics of every state dim, then of every action dim."""
+    with tempfile.TemporaryDirectory(prefix="dm05-columns-") as temporary:
+        file = Path(temporary) / "columns.f32"
+        parts = _spill(workspace, spec, file, jobs, progress)
+        columns = _columns(spec, file, parts, chunk_size, action_mode)
+        values = len(columns) * sum(part.rows for part in parts) * (chunk_size if action_mode == "relative" else 1)
+        with progress_bar(len(columns), "dims", "statistics", quiet=not progress) as bar:
+            summaries = []
+            for summary in ordered_map(summarise, columns, jobs if values > _PARALLEL_VALUES else 1):
+                summaries.append(summary)
+                bar.update()
+    return summaries
 
 
 def _spill(workspace: Workspace, spec: DatasetSpec, file: Path, jobs: int, progress: bool) -> list[Batch]:

@@ -52,46 +52,48 @@ def validate(
     """
     begin = time.monotonic()
     root, jsonl = spec.root(workspace), spec.jsonl(workspace)
-    files: dict[str, FileState] = {}
-    outcomes: list[Outcome] = []
-    found: list[Finding] = []
-    index: Index | None = None
-    packed = 0
-    missing = next((folder for folder in (root, jsonl) if not folder.is_dir()), None)
-    if missing is not None:
-        found.append(finding("no-dataset", missing, None, "there is no such folder"))
-    else:
-        try:
-            files = list_episodes(jsonl)
-        except DataError as error:
-            found.append(finding("bad-name", error.where or jsonl, None, error.what))
+    files, unusable = _list(root, jsonl)
+    found = [unusable] if unusable is not None else []
+    frames = images = 0
+    if unusable is None:
         found += check_folders(workspace, spec, files)
         index, about_index = check_index(workspace, spec, files)
         found += about_index
+        frames = index.frames if index is not None else 0
         if deep:
-            readable = {name: state for name, state in files.items() if state.size > 0}
-            outcomes = _deep(workspace, spec, readable, index, sample, decode, jobs, progress)
+            outcomes = _deep(workspace, spec, files, index, sample, decode, jobs, progress)
             found += [item for outcome in outcomes for item in outcome.findings] + odd_sizes(outcomes)
+            frames, images = (sum(getattr(outcome, name) for outcome in outcomes) for name in ("frames", "images"))
         else:
             found += check_ends(workspace, spec, files, index)
         found += check_stats(workspace, spec, index)
         about_pack = check_pack(workspace, spec, index)
         found += about_pack
-        if deep and not about_pack and (root / PACK_DIR).is_dir():
+        if deep and not about_pack:
             for count, findings in check_blobs(root / PACK_DIR, sample, decode, jobs):
-                packed += count
+                images += count
                 found += findings
-    frames = sum(outcome.frames for outcome in outcomes) if deep else index.frames if index is not None else 0
     return Report(
         dataset=spec.name,
         workspace=str(workspace.root),
         deep=deep,
         episodes=len(files),
         frames=frames,
-        images=packed + sum(outcome.images for outcome in outcomes),
+        images=images,
         seconds=time.monotonic() - begin,
         findings=tuple(dict.fromkeys(found)),
     )
+
+
+def _list(root: Path, jsonl: Path) -> tuple[dict[str, FileState], Finding | None]:
+    """The episode files, or why they cannot be listed."""
+    for folder in (root, jsonl):
+        if not folder.is_dir():
+            return {}, finding("no-dataset", folder, None, "there is no such folder")
+    try:
+        return list_episodes(jsonl), None
+    except DataError as error:
+        return {}, finding("bad-name", error.where or jsonl, None, error.what)
 
 
 def _deep(
@@ -105,6 +107,7 @@ def _deep(
     progress: bool,
 ) -> list[Outcome]:
     images = spec.images(workspace)
+    files = {name: state for name, state in files.items() if state.size > 0}
     outcomes = []
     results: Iterable[tuple[int, Outcome]] = check_episodes(
         spec,

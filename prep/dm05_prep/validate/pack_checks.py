@@ -43,14 +43,16 @@ class _Image(NamedTuple):
 def check_blobs(
     folder: Path, sample: int | None, decode: bool, jobs: int | None
 ) -> Iterator[tuple[int, list[Finding]]]:
-    """Number of images looked at and findings, task by task; nothing for a pack whose images are files.
+    """Number of images looked at and findings, task by task; nothing without a pack whose images are in blobs.
 
     Args:
-        folder: the pack's, already known to be whole.
+        folder: the pack's, already known to be whole if it is there.
         sample: look at the images of this many rows only.
         decode: decode every pixel too.
         jobs: processes, all cores when None.
     """
+    if not folder.is_dir():
+        return
     info = read_info(folder)
     if info.images != "blobs":
         return
