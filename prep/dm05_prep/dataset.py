@@ -31,7 +31,7 @@ from dm05_prep.pack import PackResult
 from dm05_prep.pack_stage import images_of, make_pack
 from dm05_prep.reassemble import Plan, plan_of, reassemble
 from dm05_prep.room import room_at
-from dm05_prep.sources import SourceName, open_source
+from dm05_prep.sources import SourceName, guess_source, open_source
 from dm05_prep.sources.options import NO_OPTIONS, SourceOptions
 from dm05_prep.summary import Summary, next_lines
 
@@ -175,15 +175,6 @@ def _locked(workspace: Workspace) -> Iterator[None]:
         for folder in made:
             with contextlib.suppress(OSError):
                 folder.rmdir()
-
-
-def guess_source(uri: str | None) -> SourceName:
-    """The source that an address belongs to."""
-    if uri is None or uri.startswith("bos:"):
-        return "bos"
-    if uri.startswith(("/", ".", "~", "file:")) or Path(uri).exists():
-        return "local"
-    return "hf"
 
 
 @dataclass(frozen=True, kw_only=True)

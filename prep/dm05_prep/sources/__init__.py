@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from pathlib import Path
 from typing import Literal, cast
 
 from dm05_prep.sources.base import RemoteFile, Source
@@ -11,7 +12,7 @@ from dm05_prep.sources.options import NO_OPTIONS, SourceOptions
 SourceName = Literal["bos", "hf", "local"]
 Kind = Literal["dataset", "model"]
 
-__all__ = ["Kind", "RemoteFile", "Source", "SourceName", "SourceOptions", "open_source"]
+__all__ = ["Kind", "RemoteFile", "Source", "SourceName", "SourceOptions", "guess_source", "open_source"]
 
 
 def open_source(
@@ -32,3 +33,12 @@ def open_source(
     if name == "local":
         return cast(Source, module.open_source(uri, kind=kind, jobs=jobs))
     return cast(Source, module.open_source(uri, kind=kind, jobs=jobs, options=options))
+
+
+def guess_source(uri: str | None) -> SourceName:
+    """The source that an address belongs to."""
+    if uri is None or uri.startswith("bos:"):
+        return "bos"
+    if uri.startswith(("/", ".", "~", "file:")) or Path(uri).exists():
+        return "local"
+    return "hf"
