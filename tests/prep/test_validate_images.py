@@ -6,6 +6,7 @@ import re
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 from dm05_prep.index import build_index
 from dm05_prep.pack import build_pack
@@ -250,3 +251,38 @@ def test_a_pack_of_other_episodes(workspace: Workspace) -> None:
     longer_episode(workspace)
     build_index(workspace, SPEC)
     assert [kind for kind, _ in found(workspace, deep=False)] == ["stats-stale", "pack-broken"]
+
+
+def film(path: Path, frames: int) -> Path:
+    """A small video of so many frames."""
+    av = pytest.importorskip("av")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with av.open(str(path), "w") as container:
+        stream = container.add_stream("mpeg4", rate=10)
+        stream.width, stream.height, stream.pix_fmt = 32, 32, "yuv420p"
+        for number in range(frames):
+            picture = av.VideoFrame.from_ndarray(np.full((32, 32, 3), number * 9, dtype=np.uint8), format="rgb24")
+            container.mux(stream.encode(picture))
+        container.mux(stream.encode())
+    return path
+
+
+def test_videos(workspace: Workspace) -> None:
+    videos = SPEC.images(workspace)
+    film(videos / "good.mp4", 3)
+    film(videos / "short.mp4", 2)
+    (videos / "noise.mp4").write_bytes(b"no video" * 99)
+    for name in ("good", "short", "noise", "gone"):
+        view = {"type": "video", "url": f"./{name}.mp4"}
+        frames = [
+            make_frame(name, n, [0.0] * 4, [0.0] * 3, **{key: view | {"frame_idx": n} for key in SPEC.image_keys})
+            for n in range(3)
+        ]
+        write_lines(SPEC.jsonl(workspace) / f"{name}.jsonl", frames)
+    build_index(workspace, SPEC)
+    held = [(kind, text) for kind, text in found(workspace) if kind != "stats-stale"]
+    assert held[0] == ("image-missing", 'jsonl/gone.jsonl:3: there is no "gone.mp4"')
+    assert held[1][0] == "video-broken" and held[1][1].startswith("image/noise.mp4: cannot read the video: ")
+    assert held[2:] == [
+        ("video-broken", "image/short.mp4: has 2 frames, frame_idx 2 is not there (short.jsonl:3)"),
+    ]  # fmt: skip
