@@ -248,9 +248,8 @@ class _Run:
             self.left_out_first = self.left_out_first or f"{show(member)} ({reader.where(member.offset)})"
         elif member.kind == "folder":
             self._ledger.names.add_folder(path)
-            if not self._url(path):
+            if path and not (self._images and self._images.holds(path)):
                 self._writer.folder(path)
-            if path:
                 self._ledger.add("folder", path)
         elif not path:
             raise BadName(f"a {member.kind} where the dataset's folder must be")

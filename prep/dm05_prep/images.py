@@ -55,8 +55,14 @@ class PackImages:
         folder.mkdir(exist_ok=True)
         return self.make(folder, state)
 
+    def holds(self, path: str) -> bool:
+        """True for the image folder and everything below it."""
+        if self.image_dir == ".":
+            return path != self.jsonl_dir and not path.startswith(f"{self.jsonl_dir}/")
+        return path == self.image_dir or path.startswith(f"{self.image_dir}/")
+
     def url(self, path: str) -> str:
         """``image/a/b.jpg`` -> ``a/b.jpg``; "" for what is no image."""
-        if self.image_dir == ".":
-            return "" if path == self.jsonl_dir or path.startswith(f"{self.jsonl_dir}/") else path
-        return path[len(self.image_dir) + 1 :] if path.startswith(f"{self.image_dir}/") else ""
+        if not self.holds(path):
+            return ""
+        return path if self.image_dir == "." else path[len(self.image_dir) + 1 :]

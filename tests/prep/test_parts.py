@@ -7,12 +7,11 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-
 from dm05_prep.errors import PrepError
 from dm05_prep.parts import PartSet, order_parts
 from dm05_prep.sources.base import RemoteFile
+from hypothesis import given
+from hypothesis import strategies as st
 
 
 def order(*names: str, sizes: dict[str, int] | None = None) -> PartSet:
