@@ -85,7 +85,11 @@ def test_killed_at_any_moment_and_resumed_is_the_same_curve(workspace: Path, unb
     command = flags(workspace, tmp_path, resume="latest", **SAVING)
     for delay in (0.0, 0.2, 0.5):
         process = start(command)
-        while process.poll() is None and not list(tmp_path.glob("checkpoint-*")) and not (tmp_path / "metrics.jsonl").exists():
+        while (
+            process.poll() is None
+            and not list(tmp_path.glob("checkpoint-*"))
+            and not (tmp_path / "metrics.jsonl").exists()
+        ):
             time.sleep(0.05)
         time.sleep(delay)
         process.kill()
@@ -166,7 +170,9 @@ def test_no_room_for_a_checkpoint(workspace: Path, unbroken: Path, tmp_path: Pat
     output = shutil.copytree(unbroken, tmp_path / "outputs")
     shutil.rmtree(output / "checkpoint-000006")
     process = start(flags(workspace, output, steps=12, resume="latest", **SAVING), file_kb=1000)
-    fails(finish(process), "cannot write a checkpoint: File too large", "The last good checkpoint is", "checkpoint-000004")
+    fails(
+        finish(process), "cannot write a checkpoint: File too large", "The last good checkpoint is", "checkpoint-000004"
+    )
     assert sorted(p.name for p in output.glob("*check*")) == ["checkpoint-000002", "checkpoint-000004"]
 
 

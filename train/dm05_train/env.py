@@ -83,7 +83,7 @@ def join(world: World, *, minutes: float = 10.0) -> None:
     backend = "cpu:gloo,cuda:nccl" if world.device.type == "cuda" else "gloo"
     try:
         dist.init_process_group(backend, rank=world.rank, world_size=world.size, timeout=timedelta(minutes=minutes))
-        dist.barrier()
+        dist.barrier(device_ids=[world.device.index] if world.device.type == "cuda" else None)
     except (RuntimeError, ValueError) as error:
         address = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
         raise TrainError(
@@ -101,11 +101,12 @@ def leave() -> None:
 
 
 def together(world: World, action: Callable[[], T]) -> T:
-    """Run something on every rank; when it fails on any, every rank raises, naming the rank and machine at fault.
+    """Run something on every rank; when it fails on any, every rank ends, and two name the rank and machine at fault.
 
     Raises:
         DM05Error: this rank's own error.
-        TrainError: another rank failed.
+        TrainError: another rank failed, and this is rank 0.
+        SystemExit: another rank failed, and others say so.
     """
     mine: DM05Error | None = None
     result: Any = None
@@ -116,12 +117,14 @@ def together(world: World, action: Callable[[], T]) -> T:
     except OSError as error:
         mine = TrainError(error.strerror or str(error), where=error.filename)
     if world.size > 1:
-        text = None if mine is None else f"rank {world.rank} on {socket.gethostname()}: {mine}"
         texts: list[str | None] = [None] * world.size
-        dist.all_gather_object(texts, text)
-        failed = [t for t in texts if t is not None]
+        dist.all_gather_object(texts, None if mine is None else f"rank {world.rank} on {socket.gethostname()}: {mine}")
+        failed = [rank for rank, text in enumerate(texts) if text is not None]
+        if failed and world.rank not in (0, failed[0]):
+            raise SystemExit(1)  # rank 0 and the first at fault say it for all
         if failed and mine is None:
-            raise TrainError(failed[0] + (f" (and {len(failed) - 1} more ranks)" if len(failed) > 1 else ""))
+            others = f" (and {len(failed) - 1} more ranks)" if len(failed) > 1 else ""
+            raise TrainError(f"{texts[failed[0]]}{others}")
     if mine is not None:
         raise mine
     return result

@@ -124,6 +124,11 @@ def run_steps(run: Run, saver: Saver, metrics: Metrics, stop: StopSignal) -> Non
     trainer = run.config.trainer_config
     log = StepLog(run.world, trainer.logging_steps if run.async_loss else 1, lag=run.async_loss)
     watch = Watch(run, saver, metrics)
+    if run.step >= trainer.num_train_steps:
+        metrics.say(f"nothing to do: {run.step} of {trainer.num_train_steps} steps are done")
+    if stop.before_start():
+        metrics.say("told to stop before the first step: nothing to save")
+        return
     while run.step < trainer.num_train_steps:
         rate = run.rate()
         loss, norm = train_step(run)

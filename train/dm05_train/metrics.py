@@ -114,6 +114,7 @@ class Metrics:
         total: steps of the whole run, for the bar.
         report_to: "tensorboard" and "wandb".
         config: the run's settings, for W&B.
+        name: of the run, by which W&B continues it.
     """
 
     def __init__(
@@ -125,6 +126,7 @@ class Metrics:
         total: int,
         report_to: tuple[str, ...],
         config: Mapping[str, Any],
+        name: str = "",
     ) -> None:
         self.output = output
         self._file = None
@@ -145,7 +147,9 @@ class Metrics:
         if "wandb" in report_to:
             import wandb  # type: ignore[import-not-found, unused-ignore]
 
-            self._wandb = wandb.init(project="dm05", dir=str(output), config=dict(config), resume="allow")
+            self._wandb = wandb.init(
+                project="dm05", dir=str(output), config=dict(config), id=name or None, resume="allow"
+            )
 
     def write(self, row: Mapping[str, Any]) -> None:
         """Append a row (a crash loses at most the rows of one interval)."""

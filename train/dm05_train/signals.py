@@ -40,6 +40,13 @@ class StopSignal:
     def _note(self, number: int, frame: FrameType | None) -> None:
         self.received = number
 
+    def before_start(self) -> bool:
+        """Whether a signal has reached any rank already; the ranks wait for each other here."""
+        flag = torch.tensor([int(self.received is not None)])
+        if self._group is not None:
+            dist.all_reduce(flag, op=dist.ReduceOp.MAX, group=self._group)
+        return bool(flag.item())
+
     def agreed(self) -> bool:
         """Whether a signal had reached any rank by the step before; the same answer on every rank. Call once a step."""
         if self._group is None:

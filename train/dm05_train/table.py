@@ -17,6 +17,7 @@ def start_table(
     *,
     output: Path,
     samples: int,
+    seed: int,
     parameters: tuple[int, int],
     precision: str,
     memory: Memory,
@@ -27,6 +28,7 @@ def start_table(
 
     Args:
         samples: of an epoch.
+        seed: of the run, which a continued one keeps.
         parameters: number of all and of the trained ones.
         memory: estimate per GPU.
         environ: to say which values came from a variable.
@@ -54,7 +56,7 @@ def start_table(
         f"{memory.activations / GIB:.1f})",
         "checkpoints": saves,
         "output": str(output),
-        "seed": str(trainer.seed),
+        "seed": str(seed),
         "switches": switch_line(switches),
     }
     used = [

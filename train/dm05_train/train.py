@@ -100,6 +100,7 @@ def _train(config: TrainConfig, world: World, switches: Switches, stop: StopSign
         total=trainer.num_train_steps,
         report_to=trainer.report_to,
         config=as_plain(config),
+        name=run.name,
     )
     metrics.say(start.note)
     if world.is_main:
@@ -149,6 +150,7 @@ def describe(run: Run, output: Path, *, cameras: int, switches: Switches, enviro
         run.world,
         output=output,
         samples=run.dataset_size,
+        seed=run.seed,
         parameters=(sum(parameters), sum(p.numel() for p in run.parameters)),
         precision=run.precision,
         memory=estimate(run.model.config, shape),

@@ -72,6 +72,8 @@ class Watch:
 
     def _give_up(self, step: int) -> None:
         self.saver.wait()
+        if not self.run.world.is_main:
+            raise SystemExit(1)
         good, lower = self.saver.last, "a lower --optimizer-config.base-lr"
         if good is None:
             fix = f"No checkpoint was written yet: start again with {lower}"
