@@ -13,7 +13,7 @@ _FIX = "dm05-prep validate --fix mends it"
 _REPAIR = "Correct the frame or remove the episode, then run dm05-prep index"
 _FETCH = "Extract it again with dm05-prep dataset"
 _INDEX = "dm05-prep index (or validate --fix) writes it"
-_STATS = "Run dm05-prep norm-stats with --force"
+_STATS = "Run dm05-prep norm-stats again"
 _PACK = "Run dm05-prep pack --force"
 
 
