@@ -9,7 +9,8 @@ import pytest
 import torch
 from dm05_train.model.config import DM05Config
 from dm05_train.model.dm05 import DM05
-from dm05_train.model.weights import load_weights, packed_of, released_tensors, state_for_saving
+from dm05_train.model.weights import load_weights, released_tensors, state_for_saving
+from dm05_train.perf.merge import remove_syncs
 from dm05_train.perf.restructure import restructure
 from safetensors.torch import load_file
 
@@ -32,7 +33,7 @@ def gradients(model: DM05, batch: dict[str, torch.Tensor]) -> tuple[float, dict[
     loss = model.loss(batch, batch["noise"], batch["time"])
     loss.backward()
     grads = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
-    return float(loss.detach()), dict(released_tensors(grads, packed_of(model)))
+    return float(loss.detach()), dict(released_tensors(grads, model.packed))
 
 
 def test_restructured_model_has_the_same_loss_and_gradients(plain: DM05, batch: dict[str, torch.Tensor]) -> None:
@@ -68,3 +69,11 @@ def test_restructured_model_samples_the_same(plain: DM05, batch: dict[str, torch
     restructure(fast)
     got, want = (m.sample(batch, batch["noise"], steps=3) for m in (fast, plain))
     assert float((got - want).abs().max() / want.abs().max()) <= 2e-5
+
+
+def test_images_merge_on_the_device_as_on_the_host(plain: DM05, batch: dict[str, torch.Tensor]) -> None:
+    fast = copy.deepcopy(plain)
+    remove_syncs(fast)
+    (loss, grads), (want_loss, want) = gradients(fast, batch), gradients(plain, batch)
+    assert loss == want_loss
+    assert all(torch.equal(grads[name], want[name]) for name in want)

@@ -17,6 +17,8 @@ from dm05_train.model.layers import KeysValues
 from dm05_train.model.vision import Projector, VisionTower
 
 Batch = Mapping[str, Tensor]
+# Of a model restructured for speed: parameter name -> the released tensors it stacks, with their rows.
+Packed = Mapping[str, tuple[tuple[str, int], ...]]
 
 
 def namespace(**modules: nn.Module) -> nn.Module:
@@ -34,6 +36,7 @@ class DM05(nn.Module):
         super().__init__()
         self.config = config
         width = config.expert.hidden_size
+        self.packed: Packed = {}
         self.model: Any = namespace(
             vlm=namespace(
                 model=namespace(
@@ -48,8 +51,6 @@ class DM05(nn.Module):
             time_mlp_in=nn.Linear(width, width),
             time_mlp_out=nn.Linear(width, width),
         )
-        # Counting image tokens makes the host wait for the device; a batch checked on the host needs no second look.
-        self.check_images = True
 
     @property
     def vision(self) -> VisionTower:
@@ -75,13 +76,21 @@ class DM05(nn.Module):
         """Prefix embeddings [B, L, C]; images [B*V, 3, S, S] fill the image tokens by sample, then position."""
         images = self.projector(self.vision(pixel_values)).flatten(0, 1)
         is_image = token_type_ids == 1
-        if self.check_images and int(is_image.sum()) != len(images):
+        tokens = self.language.embed(input_ids * ~is_image)
+        return self.merge_images(tokens, is_image, images.to(tokens.dtype))
+
+    def merge_images(self, tokens: Tensor, is_image: Tensor, images: Tensor) -> Tensor:
+        """Put the image vectors [image tokens, C], in order, where ``is_image`` [B, L] says, into tokens [B, L, C].
+
+        Raises:
+            TrainError: the prompts hold more or fewer image tokens than the images make.
+        """
+        if int(is_image.sum()) != len(images):
             raise TrainError(
                 f"the prompts hold {int(is_image.sum())} image tokens, the images make {len(images)}",
                 fix="Every image of the batch needs one <start_of_image> block in its prompt",
             )
-        tokens = self.language.embed(input_ids * ~is_image)
-        return tokens.masked_scatter(is_image[..., None], images.to(tokens.dtype))
+        return tokens.masked_scatter(is_image[..., None], images)
 
     def prefix(
         self, input_ids: Tensor, token_type_ids: Tensor, attention_mask: Tensor, pixel_values: Tensor

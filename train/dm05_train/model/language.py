@@ -54,10 +54,6 @@ class LanguageLayer(nn.Module):
         self.pre_feedforward_layernorm = RMSNorm(width, eps)
         self.post_feedforward_layernorm = RMSNorm(width, eps)
 
-    def keys_values(self, x: Tensor, rope: Rope) -> KeysValues:
-        """All that the action expert needs of this layer, each [B, G, L, D]."""
-        return self.self_attn.keys_values(self.input_layernorm(x), rope)
-
     def forward(self, x: Tensor, rope: Rope, mask: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """x [B, L, C] -> the next x, and this layer's keys and values [B, G, L, D]."""
         attn, h = self.self_attn, self.input_layernorm(x)
@@ -78,8 +74,6 @@ class LanguageModel(nn.Module):
         self.layers = nn.ModuleList(LanguageLayer(config) for _ in range(config.num_layers))
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.checkpointing = False
-        # Nothing reads what the last layer computes after its keys and values. The reference computes it all the same.
-        self.skip_tail = False
 
     def embed(self, input_ids: Tensor) -> Tensor:
         """Token vectors [B, L, C], scaled by sqrt(C) rounded to the parameter dtype."""
@@ -101,14 +95,12 @@ class LanguageModel(nn.Module):
         return {"full_attention": full, "sliding_attention": prefix_mask(layout, self.config.sliding_window)}
 
     def forward(self, x: Tensor, layout: PrefixLayout) -> list[KeysValues]:
-        """Embeddings [B, L, C] -> keys and values [B, G, L, D] of every layer."""
+        """Embeddings [B, L, C] -> keys and values [B, G, L, D] of every layer (nothing reads what follows the last)."""
         ropes, masks = self.ropes(layout.positions), self.masks(layout)
         prefix: list[KeysValues] = []
         layer: Any
         for kind, layer in zip(self.config.layer_types, self.layers, strict=True):
-            if self.skip_tail and len(prefix) == len(self.layers) - 1:
-                prefix.append(layer.keys_values(x, ropes[kind]))
-            elif self.checkpointing:
+            if self.checkpointing:
                 x, k, v = checkpoint(layer, x, ropes[kind], masks[kind], use_reentrant=False)
                 prefix.append((k, v))
             else:

@@ -83,7 +83,10 @@ class VisionTower(nn.Module):
         self.checkpointing = False
 
     def forward(self, pixels: Tensor) -> Tensor:
-        x = self.embeddings(pixels)
+        return self.encode(self.embeddings(pixels))
+
+    def encode(self, x: Tensor) -> Tensor:
+        """Embeddings [B*V, N, C] through all layers and the last norm."""
         for layer in self.encoder.layers:
             x = checkpoint(layer, x, use_reentrant=False) if self.checkpointing else layer(x)
         return self.post_layernorm(x)

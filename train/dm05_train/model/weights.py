@@ -1,8 +1,8 @@
 """Names in and out: released safetensors to a model and back.
 
 A checkpoint folder holds ``model.safetensors`` (or ``model-*-of-*.safetensors``) with the released names. The
-model's own parameter names are these, except that ``lm_head`` is the embedding again and is not held, and that packed parameters
-(``model.packed``: name -> ((released name, rows), ...)) stand for several tensors stacked by rows.
+model's own parameter names are these, except that ``lm_head`` is the embedding again and is not held, and that packed
+parameters (``model.packed``: name -> ((released name, rows), ...)) stand for several tensors stacked by rows.
 """
 
 from __future__ import annotations
@@ -16,15 +16,14 @@ from pathlib import Path
 import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
-from torch import Tensor, nn
+from torch import Tensor
 
 from dm05_train.errors import TrainError
 from dm05_train.model.config import DM05Config
-from dm05_train.model.dm05 import DM05
+from dm05_train.model.dm05 import DM05, Packed
 
 EMBEDDING = "model.vlm.model.language_model.embed_tokens.weight"
 LM_HEAD = "model.vlm.lm_head.weight"
-Packed = Mapping[str, tuple[tuple[str, int], ...]]
 
 
 def dead_parameters(config: DM05Config) -> set[str]:
@@ -57,12 +56,6 @@ def freeze_untrained(model: DM05) -> None:
     dead = dead_parameters(model.config)
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(name != EMBEDDING and name not in dead)
-
-
-def packed_of(model: nn.Module) -> Packed:
-    """The packing of a model: empty unless it was restructured for speed."""
-    packed: Packed = getattr(model, "packed", {})
-    return packed
 
 
 def released_tensors(tensors: Mapping[str, Tensor], packed: Packed) -> Iterator[tuple[str, Tensor]]:
@@ -102,7 +95,7 @@ def check_names(model: DM05, shapes: Mapping[str, tuple[int, ...]], where: Path)
     Raises:
         TrainError: tensors are missing, unknown or of another shape; all are counted, the first few named.
     """
-    want = {n: tuple(t.shape) for n, t in released_tensors(dict(model.named_parameters()), packed_of(model))}
+    want = {n: tuple(t.shape) for n, t in released_tensors(dict(model.named_parameters()), model.packed)}
     have = dict(shapes)
     head = have.pop(LM_HEAD, None)
     if EMBEDDING not in have and head is not None:
@@ -159,7 +152,7 @@ def save_weights(tensors: Mapping[str, Tensor], folder: Path) -> Path:
 
 def state_for_saving(model: DM05) -> dict[str, Tensor]:
     """The model's parameters by released name (views, on the model's device)."""
-    return dict(released_tensors({n: p.detach() for n, p in model.named_parameters()}, packed_of(model)))
+    return dict(released_tensors({n: p.detach() for n, p in model.named_parameters()}, model.packed))
 
 
 @torch.no_grad()

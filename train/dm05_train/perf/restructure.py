@@ -1,11 +1,13 @@
 """R16: the same model in fewer, larger pieces.
 
-Packed projections (q/k/v, gate/up, all time modulators) are one matmul each; the language layers stop at the last keys and
-values; the expert reads the prefix's keys and values where they lie. ``model.packed`` says which released tensors a packed
-parameter stacks, so that checkpoints and optimizers see the released names.
+Packed projections (q/k/v, gate/up, all time modulators) are one matmul each; the language layers stop at the last keys
+and values; the expert reads the prefix's keys and values where they lie. ``model.packed`` says which released tensors a
+packed parameter stacks, so that checkpoints and optimizers see the released names.
 """
 
 from __future__ import annotations
+
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -13,10 +15,11 @@ from torch import Tensor, nn
 
 from dm05_train.model.dm05 import DM05
 from dm05_train.model.expert import ActionExpert, ExpertLayer, adaptive_norm
-from dm05_train.model.language import LanguageLayer, LanguageModel, PrefixLayout
+from dm05_train.model.language import LanguageModel
 from dm05_train.model.layers import Attention, KeysValues, Rope, rotate
-from dm05_train.model.vision import VisionAttention
-from dm05_train.perf.attention import prefix_attention, suffix_attention
+from dm05_train.model.vision import VisionTower
+from dm05_train.perf.attention import suffix_attention
+from dm05_train.perf.fused import language_forward, patch_embed, vision_encode
 
 PACKS = {
     "qkv_proj": ("q_proj", "k_proj", "v_proj"),
@@ -51,7 +54,7 @@ def pack_children(module: nn.Module, packed_name: str) -> None:
 
 
 class PackedAttention(nn.Module):
-    """``Attention`` with one projection for queries, keys and values."""
+    """``Attention`` with one projection; the language model only uses its weights (its layers form a chain)."""
 
     def __init__(self, plain: Attention) -> None:
         super().__init__()
@@ -80,40 +83,6 @@ class PackedMLP(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         gate, up = self.gate_up_proj(x).chunk(2, dim=-1)
         return self.down_proj(F.gelu(gate, approximate="tanh") * up)
-
-
-class PackedVisionAttention(nn.Module):
-    """``VisionAttention`` with one projection."""
-
-    def __init__(self, plain: VisionAttention) -> None:
-        super().__init__()
-        self.num_heads = plain.num_heads
-        for name, child in plain.named_children():
-            self.add_module(name, child)
-        pack_children(self, "qkv_proj")
-
-    def forward(self, x: Tensor) -> Tensor:
-        q, k, v = self.qkv_proj(x).unflatten(-1, (3, self.num_heads, -1)).permute(2, 0, 3, 1, 4)
-        return self.out_proj(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
-
-
-class PackedLanguageLayer(nn.Module):
-    """``LanguageLayer`` on packed projections; the mask is worked out where it is used."""
-
-    def __init__(self, plain: LanguageLayer, window: int | None) -> None:
-        super().__init__()
-        self.window = window
-        for name, child in plain.named_children():
-            self.add_module(name, child)
-        self.self_attn, self.mlp = PackedAttention(plain.self_attn), PackedMLP(plain.mlp)
-
-    def forward(self, x: Tensor, rope: Rope, layout: PrefixLayout) -> tuple[Tensor, Tensor, Tensor]:
-        attn = self.self_attn
-        q, k, v = attn(self.input_layernorm(x), rope)
-        out = prefix_attention(q, k, v, layout, self.window, attn.scale)
-        x = x + self.post_attention_layernorm(attn.o_proj(out))
-        x = x + self.post_feedforward_layernorm(self.mlp(self.pre_feedforward_layernorm(x)))
-        return x, k, v
 
 
 class PackedExpertLayer(nn.Module):
@@ -153,26 +122,36 @@ def pack_modulators(expert: ActionExpert) -> None:
     expert.modulations = modulations  # type: ignore[method-assign]
 
 
-def _pack_language(language: LanguageModel) -> None:
-    config = language.config
-    for i, kind in enumerate(config.layer_types[:-1]):
-        window = config.sliding_window if kind == "sliding_attention" else None
-        language.layers[i] = PackedLanguageLayer(language.layers[i], window)  # type: ignore[arg-type]
-    language.skip_tail = True
-    language.masks = lambda layout: dict.fromkeys(config.rope, layout)  # type: ignore[method-assign, assignment, return-value]
+def pack_language(language: LanguageModel) -> None:
+    """Pack every layer but the last, of which only keys and values matter; run the layers as a fused chain."""
+    for layer, kind in zip(list(language.layers)[:-1], language.config.layer_types, strict=False):
+        layer.self_attn, layer.mlp = PackedAttention(layer.self_attn), PackedMLP(layer.mlp)  # type: ignore[arg-type]
+        layer.window = language.config.sliding_window if kind == "sliding_attention" else None  # type: ignore[assignment]
+    language.forward = partial(language_forward, language)  # type: ignore[method-assign]
+
+
+def pack_vision(tower: VisionTower) -> None:
+    """Pack the attention projections; embed patches by a matmul and run the layers as a fused chain."""
+    for layer in tower.encoder.layers:
+        pack_children(layer.self_attn, "qkv_proj")
+    tower.encode = partial(vision_encode, tower)  # type: ignore[method-assign]
+    tower.embeddings.forward = partial(patch_embed, tower)  # type: ignore[method-assign]
+
+
+def pack_expert(expert: ActionExpert) -> None:
+    """Pack every layer's projections and all time modulators; hand over the prefix as it is."""
+    for i, layer in enumerate(expert.layers):
+        expert.layers[i] = PackedExpertLayer(layer)  # type: ignore[arg-type]
+    pack_modulators(expert)
+    expert.mask = lambda real, chunk: real  # type: ignore[method-assign]
 
 
 def restructure(model: DM05) -> None:
     """Restructure a loaded model in place; ``model.packed`` then maps packed parameters to released tensors."""
     rows = {name: p.shape[0] for name, p in model.named_parameters()}
-    for layer in model.vision.encoder.layers:
-        layer.self_attn = PackedVisionAttention(layer.self_attn)
-    _pack_language(model.language)
-    expert = model.expert
-    for i, layer in enumerate(expert.layers):
-        expert.layers[i] = PackedExpertLayer(layer)  # type: ignore[arg-type]
-    pack_modulators(expert)
-    expert.mask = lambda real, chunk: real  # type: ignore[method-assign]
+    pack_vision(model.vision)
+    pack_language(model.language)
+    pack_expert(model.expert)
     model.packed = {name: parts for name, _ in model.named_parameters() if (parts := _parts_of(name, rows))}
 
 
