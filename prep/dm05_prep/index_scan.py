@@ -29,49 +29,66 @@ class Counted(NamedTuple):
     crc32c: int
 
 
+class FileCounter:
+    """Counts files one after the other in the same memory; new memory for each would cost more than the counting."""
+
+    def __init__(self, size: int = 1 << 20) -> None:
+        self._grow(size)
+
+    def count(self, path: str) -> EpisodeEntry:
+        """The index entry of one file.
+
+        Raises:
+            DataError: as :func:`count_bytes`, or the file changed while it was read.
+        """
+        handle = os.open(path, os.O_RDONLY)
+        try:
+            status = os.fstat(handle)
+            if len(self._buffer) <= status.st_size:
+                self._grow(status.st_size + 1)
+            view = memoryview(self._buffer)
+            size = os.readv(handle, [view])
+            while size < status.st_size and (read := os.readv(handle, [view[size:]])):
+                size += read
+        finally:
+            os.close(handle)
+        if size != status.st_size:
+            raise DataError("changed while it was read", where=path, fix="Run the command again")
+        frames, _, checksum = self.count_bytes(view[:size], path)
+        return EpisodeEntry(frames, size, status.st_mtime_ns, checksum)
+
+    def count_bytes(self, view: memoryview, path: Path | str) -> Counted:
+        """See :func:`count_bytes`; ``view`` is no longer than this counter's memory."""
+        array = np.frombuffer(view, dtype=np.uint8)
+        size = len(array)
+        newline, brace = self._newline[:size], self._brace[: max(size - 1, 0)]
+        np.equal(array, _NEWLINE, out=newline)
+        frames = int(np.count_nonzero(newline))
+        plain = frames > 1 and array[0] == _BRACE and array[-1] == _NEWLINE
+        if plain:
+            np.equal(array[1:], _BRACE, out=brace)
+            np.logical_and(brace, newline[:-1], out=brace)
+            plain = np.count_nonzero(brace) == frames - 1
+        return Counted(frames if plain else _count_carefully(bytes(view), path), size, crc32c.crc32c(view))
+
+    def _grow(self, size: int) -> None:
+        self._buffer = bytearray(size)
+        self._newline, self._brace = np.empty((2, size), dtype=np.bool_)
+
+
 def count_bytes(data: bytes | bytearray | memoryview, path: Path | str) -> Counted:
     """Frames, size and checksum of the bytes of an episode file; ``path`` names it in errors.
 
     Raises:
         DataError: no frames, one frame, a blank line or UTF-16, with file and line.
     """
-    view = memoryview(data)
-    array = np.frombuffer(view, dtype=np.uint8)
-    ends = np.flatnonzero(array == _NEWLINE)
-    frames = len(ends)
-    plain = frames > 1 and array[0] == _BRACE and ends[-1] == len(array) - 1
-    if not plain or (array[ends[:-1] + 1] != _BRACE).any():
-        frames = _count_carefully(bytes(view), path)
-    return Counted(frames, len(array), crc32c.crc32c(view))
+    return FileCounter(len(data)).count_bytes(memoryview(data), path)
 
 
 def count_files(paths: Sequence[str]) -> list[EpisodeEntry]:
-    """Index entries of episode files.
-
-    Raises:
-        DataError: as :func:`count_bytes`, or a file changed while it was read.
-    """
-    buffer = bytearray(1 << 20)
-    return [_count_file(path, buffer) for path in paths]
-
-
-def _count_file(path: str, buffer: bytearray) -> EpisodeEntry:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        status = os.fstat(handle)
-        if len(buffer) <= status.st_size:
-            buffer.extend(bytes(status.st_size + 1 - len(buffer)))
-        view = memoryview(buffer)
-        size = os.readv(handle, [view])
-        while size < status.st_size and (read := os.readv(handle, [view[size:]])):
-            size += read
-    finally:
-        os.close(handle)
-    if size != status.st_size:
-        raise DataError("changed while it was read", where=path, fix="Run the command again")
-    frames, _, checksum = count_bytes(view[:size], path)
-    view.release()
-    return EpisodeEntry(frames, size, status.st_mtime_ns, checksum)
+    """Index entries of episode files; errors as those of :meth:`FileCounter.count`."""
+    counter = FileCounter()
+    return [counter.count(path) for path in paths]
 
 
 def _count_carefully(data: bytes, path: Path | str) -> int:
