@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -11,6 +12,7 @@ from dm05_schemas.workspace import Workspace
 
 from dm05_train.build import checkpoint_files, load_model, precision_mode, share_small_files
 from dm05_train.config import TrainConfig, as_plain
+from dm05_train.data.loader import Loader
 from dm05_train.env import World, broadcast, first_line, join, leave, lost_peers, together
 from dm05_train.errors import TrainError
 from dm05_train.inputs import prompt_builder, statistics, training_data, training_loader
@@ -23,7 +25,7 @@ from dm05_train.parallel import wrap
 from dm05_train.perf.switches import Switches
 from dm05_train.saver import Saver
 from dm05_train.signals import StopSignal
-from dm05_train.start import agree_on_start, new_run_name, optimizer_entries, output_folder, read_rng
+from dm05_train.start import Start, agree_on_start, new_run_name, optimizer_entries, output_folder, read_rng
 from dm05_train.table import start_table
 
 
@@ -43,16 +45,25 @@ def train(config: TrainConfig, environ: Mapping[str, str]) -> int:
         leave()
 
 
-def _train(config: TrainConfig, world: World, switches: Switches, stop: StopSignal, environ: Mapping[str, str]) -> int:
-    workspace = Workspace.resolve(config.workspace)
-    output = output_folder(config, workspace)
-    start = agree_on_start(config, world, workspace)
+@dataclass(frozen=True, kw_only=True)
+class Prepared:
+    """A run that is ready for its first step, and what its checkpoints hold beside tensors."""
+
+    run: Run
+    loader: Loader
+    files: dict[str, bytes]
+    cameras: int
+
+
+def prepare(config: TrainConfig, world: World, switches: Switches, workspace: Workspace, start: Start) -> Prepared:
+    """Build everything, in the order in which one part needs another."""
     trainer, state = config.trainer_config, start.state
-    seed = trainer.seed if state is None else state.seed
+    broadcasting = config.model_config.load == "broadcast"
+    seed, position = (trainer.seed, 0) if state is None else (state.seed, state.samples)
     spec = together(world, lambda: lookup(config.data_config.dataset_name, workspace))
     found = statistics(config, world, workspace, spec, start)
     dataset = together(world, lambda: training_data(config, workspace, spec, found.stats))
-    folder = start.folder if config.model_config.load == "each" else share_small_files(world, start.folder)
+    folder = share_small_files(world, start.folder) if broadcasting else start.folder
     mode = precision_mode(config, folder)
     model = load_model(config, world, folder, mode)
     prompts = together(world, lambda: prompt_builder(config, folder, model.config, spec))
@@ -65,18 +76,11 @@ def _train(config: TrainConfig, world: World, switches: Switches, stop: StopSign
         muon_batched=switches.on("muon_batched_gather"),
     )
     if state is not None:
-        broadcasting = config.model_config.load == "broadcast"
         restore(optimizer, model, optimizer_entries(world, state, start.folder, broadcasting=broadcasting))
         torch.set_rng_state(read_rng(world, start.folder))
+    trimmed = switches.on("restructure")
     loader = training_loader(
-        config,
-        world,
-        model.config,
-        dataset,
-        prompts,
-        seed=seed,
-        position=state.samples if state else 0,
-        trimmed=switches.on("restructure"),
+        config, world, model.config, dataset, prompts, seed=seed, position=position, trimmed=trimmed
     )
     run = Run(
         config=config,
@@ -90,9 +94,19 @@ def _train(config: TrainConfig, world: World, switches: Switches, stop: StopSign
         name=broadcast(world, state.run if state else new_run_name()),
         precision=mode,
         step=state.step if state else 0,
-        samples=state.samples if state else 0,
+        samples=position,
         async_loss=switches.on("async_loss"),
     )
+    files = checkpoint_files(folder, config, mode) | found.files if world.is_main else {}
+    return Prepared(run=run, loader=loader, files=files, cameras=dataset.cameras)
+
+
+def _train(config: TrainConfig, world: World, switches: Switches, stop: StopSignal, environ: Mapping[str, str]) -> int:
+    workspace, trainer = Workspace.resolve(config.workspace), config.trainer_config
+    output = output_folder(config, workspace)
+    start = agree_on_start(config, world, workspace)
+    ready = prepare(config, world, switches, workspace, start)
+    run = ready.run
     metrics = Metrics(
         world,
         output,
@@ -104,24 +118,22 @@ def _train(config: TrainConfig, world: World, switches: Switches, stop: StopSign
     )
     metrics.say(start.note)
     if world.is_main:
-        metrics.say(describe(run, output, cameras=dataset.cameras, switches=switches, environ=environ))
-    extras = checkpoint_files(folder, config, mode) | found.files if world.is_main else {}
-    last = start.folder if state else None
+        metrics.say(describe(run, output, cameras=ready.cameras, switches=switches, environ=environ))
     saver = Saver(
         world,
         output,
-        extras=extras,
+        extras=ready.files,
         keep=trainer.save_total_limit,
         say=metrics.say,
-        last=last,
+        last=start.folder if start.state else None,
         minutes=trainer.timeout_minutes,
     )
     try:
         run_steps(run, saver, metrics, stop)
     except torch.OutOfMemoryError as error:
-        raise out_of_memory(run, error, cameras=dataset.cameras, switches=switches) from None
+        raise out_of_memory(run, error, cameras=ready.cameras, switches=switches) from None
     finally:
-        loader.close()
+        ready.loader.close()
         metrics.close()
     return 0
 
