@@ -40,7 +40,6 @@ class Switches:
     cuda_graph: bool = _switch("DM05_PERF_R18_CUDA_GRAPH", "forward and backward as CUDA graphs")
     muon_batched_gather: bool = _switch("DM05_MUON_BATCHED_GATHER", "Muon in batches, shared over ranks")
     ddp_static_graph: bool = _switch("DM05_DDP_STATIC_GRAPH", "DDP static graph")
-    fp8: bool = _switch("DM05_PERF_FP8_MLP", "FP8 matmuls in the language MLPs (changes the arithmetic)", default=False)
     bucket_cap_mb: int = 512
     matmul_precision: str = "high"
 
