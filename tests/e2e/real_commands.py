@@ -69,9 +69,9 @@ def prep(*args: str | Path, **env: str) -> Outcome:
     return call("dm05-prep", *args, **env)
 
 
-def train(*args: str | Path, **env: str) -> Outcome:
+def train(*args: str | Path, timeout: float = 280, **env: str) -> Outcome:
     """``dm05-train`` with the settings that suit the demo model."""
-    return call("dm05-train", *args, *TRAIN, **env)
+    return call("dm05-train", *args, *TRAIN, timeout=timeout, **env)
 
 
 def start(name: str, *args: str | Path) -> subprocess.Popen[str]:

@@ -56,7 +56,7 @@ def write_demo(
     folder: Path,
     *,
     seed: int = 0,
-    episodes: int = 12,
+    episodes: int = 14,
     frames: int = 45,
     part_bytes: int = 750_000,
     force: bool = False,
@@ -145,7 +145,7 @@ class DemoCommand:
     """Where to write: DIR/parts and DIR/DM05."""
     seed: int = 0
     """Decides every byte that is written."""
-    episodes: int = 12
+    episodes: int = 14
     """Episodes of libero_pi0_all (libero_goal gets two more, as videos)."""
     frames: int = 45
     """Mean number of frames of an episode."""
