@@ -6,10 +6,8 @@ SDK cannot use, the same requests go out over plain HTTPS.
 
 from __future__ import annotations
 
-import email.utils
 import functools
 import threading
-import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TypeVar
@@ -27,7 +25,7 @@ from dm05_prep.sources.connection import Reply, Request, origin
 from dm05_prep.sources.names import MODEL_FILES, RELEASED_PARTS, check_name
 from dm05_prep.sources.options import NO_OPTIONS, SourceOptions
 from dm05_prep.sources.retry import RetryPolicy, persist
-from dm05_prep.sources.transfer import Transfer
+from dm05_prep.sources.transfer import Probe, Transfer
 
 CLOCK_TOLERANCE_S = 300.0
 T = TypeVar("T")
@@ -109,6 +107,12 @@ class BosSource:
         access.refresh()
         return self._transfer.fetch(access, target, progress=progress, stop=stop, durable=self._kind == "model")
 
+    def probe(self, file: RemoteFile) -> Probe:
+        """Have the first byte of ``file``; raises PrepError."""
+        access = _BosAccess(self, self._prefix + file.name, threading.Event())
+        access.refresh()
+        return self._transfer.probe(access)
+
     def head(self, key: str, stop: threading.Event | None = None) -> Object:
         """Size, ETag and sums of one object.
 
@@ -120,16 +124,17 @@ class BosSource:
         except BosFault as fault:
             raise self.explain(fault, key) from None
 
-    def explain(self, fault: BosFault, key: str, skew_s: float | None = None) -> PrepError:
-        """A refusal in words a user can act on; ``skew_s`` is how far this machine's clock is ahead, when known."""
+    def explain(self, fault: BosFault, key: str) -> PrepError:
+        """A refusal in words a user can act on; looks at the server's clock."""
         where = f"bos://{self.bucket}/{key}"
         what = f"{describe_status(fault.status)}{f' {fault.code}' if fault.code else ''}"
         if fault.request_id:
             what += f", request id {fault.request_id}"
         if fault.status == 404:
             return PrepError(f"does not exist ({what})", where=where, fix="Check bucket, key and region")
-        if skew_s is not None and abs(skew_s) > CLOCK_TOLERANCE_S:
-            what += f"; this machine's clock is {abs(skew_s) / 60:.0f} minutes {'ahead' if skew_s > 0 else 'behind'}"
+        ahead_s = self._transfer.pool.clock_ahead_of(self._endpoint) if self._login else None
+        if ahead_s is not None and abs(ahead_s) > CLOCK_TOLERANCE_S:
+            what += f"; this machine's clock is {abs(ahead_s) / 60:.0f} minutes {'ahead' if ahead_s > 0 else 'behind'}"
         if fault.code in EXPIRED_CODES:
             return PrepError(f"a new signature is refused as expired ({what})", where=where, fix="Set the system clock")
         if self._login is None:
@@ -210,7 +215,7 @@ class _BosAccess:
 
     def refused(self, reply: Reply, body: bytes) -> Exception:
         fault = BosFault(reply.status, error_code(body), reply.headers.get("x-bce-request-id"))
-        error = self._source.explain(fault, self._key, _clock_skew(reply))
+        error = self._source.explain(fault, self._key)
         return Expired(reply.url, error) if fault.code in EXPIRED_CODES else error
 
     def renew(self, url: str) -> None:
@@ -219,11 +224,3 @@ class _BosAccess:
     def refresh(self) -> None:
         item = self._source.head(self._key, self._stop)
         self.size, self.checks, self.etag = item.size, item.checks, item.etag
-
-
-def _clock_skew(reply: Reply) -> float | None:
-    """Seconds that this machine's clock is ahead of the server's, by the Date of its answer."""
-    try:
-        return time.time() - email.utils.parsedate_to_datetime(reply.headers.get("Date", "")).timestamp()
-    except (TypeError, ValueError):
-        return None

@@ -7,14 +7,17 @@ another thread, so that a stop never waits for a silent server. Proxies come fro
 from __future__ import annotations
 
 import base64
+import email.utils
 import http.client
 import socket
 import ssl
 import threading
+import time
 import urllib.parse
 import urllib.request
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from email.message import Message
 
 from dm05_prep.errors import PrepError
 from dm05_prep.sources.retry import Trouble
@@ -77,6 +80,14 @@ def proxy_for(url: str) -> Proxy | None:
         words = f"{urllib.parse.unquote(proxy.username)}:{urllib.parse.unquote(proxy.password or '')}"
         authorization = "Basic " + base64.b64encode(words.encode()).decode()
     return Proxy(proxy.hostname, port, authorization)
+
+
+def clock_ahead(headers: Message) -> float | None:
+    """Seconds that this machine's clock is ahead of a server's, by the Date of its answer."""
+    try:
+        return time.time() - email.utils.parsedate_to_datetime(headers.get("Date", "")).timestamp()
+    except (TypeError, ValueError):
+        return None
 
 
 class Reply:
@@ -152,6 +163,7 @@ class Link:
         host, port = parts.hostname or "", parts.port or _default_port(parts.scheme)
         self._wire: socket.socket | None = None  # http.client forgets its own when the server will close
         self._proxy = proxy_for(url)
+        self.via = f" through the proxy {self._proxy.host}:{self._proxy.port}" if self._proxy else ""
         self._absolute = self._proxy is not None and parts.scheme == "http"
         near = (self._proxy.host, self._proxy.port) if self._proxy else (host, port)
         if parts.scheme == "https":
@@ -232,13 +244,22 @@ class Pool:
             except (OSError, http.client.HTTPException) as error:
                 link.close()
                 if link.fresh or link.cut_off or isinstance(error, TimeoutError):
-                    raise connection_failure(error, request.url) from None
+                    raise connection_failure(error, request.url, link.via) from None
             except (ValueError, UnicodeError):
                 link.close()
                 what = "the address or a header of it cannot be sent"
                 raise PrepError(
                     what, where=display(request.url), fix="Check the endpoint, the name and the token"
                 ) from None
+
+    def clock_ahead_of(self, url: str) -> float | None:
+        """Like :func:`clock_ahead`, of the server at ``url``; None when it does not answer."""
+        try:
+            reply = self.send(Request(url=url, method="HEAD"))
+        except (Trouble, PrepError):
+            return None
+        reply.finish()
+        return clock_ahead(reply.headers)
 
     def keep(self, link: Link) -> None:
         """An idle connection."""
@@ -288,15 +309,15 @@ def describe_failure(error: Exception, when: str) -> str:
     return f"{text} {when}"
 
 
-def connection_failure(error: Exception, url: str) -> Exception:
-    """Trouble for a failed connection; PrepError for a failure that waiting cannot mend."""
-    host = urllib.parse.urlsplit(url).hostname
+def connection_failure(error: Exception, url: str, via: str = "") -> Exception:
+    """Trouble for a failed connection; PrepError where waiting cannot help. ``via``: the proxy, in words."""
+    host = _netloc(urllib.parse.urlsplit(url)) + via
     if isinstance(error, ssl.SSLCertVerificationError):
         what = f"its certificate is not trusted: {error.verify_message}"
         return PrepError(what, where=host, fix="Set SSL_CERT_FILE to the certificates to trust, and check the clock")
     if isinstance(error, OSError) and str(error).startswith("Tunnel connection failed: 407"):
         return PrepError("the proxy asks for a user and password", where=host, fix=PROXY_FIX)
-    return Trouble(describe_failure(error, "before an answer came"))
+    return Trouble(f"{host}: {describe_failure(error, 'before an answer came')}")
 
 
 def _netloc(parts: urllib.parse.SplitResult) -> str:

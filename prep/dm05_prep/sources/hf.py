@@ -26,7 +26,7 @@ from dm05_prep.sources.hf_settings import OFFICIAL_HOSTS, find_settings
 from dm05_prep.sources.names import check_name
 from dm05_prep.sources.options import NO_OPTIONS, SourceOptions
 from dm05_prep.sources.retry import RetryPolicy
-from dm05_prep.sources.transfer import Transfer
+from dm05_prep.sources.transfer import Probe, Transfer
 
 DEFAULT_REPOSITORIES = {"dataset": "Dexmal/libero", "model": "Dexmal/DM05"}
 _COMMIT = re.compile("[0-9a-f]{40}")
@@ -98,6 +98,10 @@ class HubSource:
             if self._fetch_by_helper(access, listed, target, progress, stop):
                 return target
         return self._transfer.fetch(access, target, progress=progress, stop=stop, durable=self._durable)
+
+    def probe(self, file: RemoteFile) -> Probe:
+        """Have the first byte of ``file``; raises PrepError."""
+        return self._transfer.probe(_HubAccess(self, self.lookup(file.name)))
 
     def lookup(self, name: str, *, again: bool = False) -> HubFile:
         """The file ``name`` of the commit; ``again`` asks the hub anew.

@@ -11,7 +11,9 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from dm05_prep.console import warn
 from dm05_prep.errors import PrepError
@@ -92,6 +94,24 @@ class Transfer:
             finally:
                 part.close()
 
+    def probe(self, access: Access) -> Probe:
+        """Ask for the first byte, once, without storing anything.
+
+        Raises:
+            PrepError: the byte did not come.
+        """
+        span = Span(0, 0, min(1, access.size), 0)
+        try:
+            reply = open_span(self.pool, access, span, whole=False, opened=lambda link: None)
+        except NoRange:
+            return Probe(host=access.where, ranges=False)
+        except (Trouble, Changed) as failure:
+            raise PrepError(failure.reason, where=access.where, fix=access.network_fix) from None
+        except Expired as expired:
+            raise expired.error from None
+        reply.finish()
+        return Probe(host=urlsplit(reply.url).netloc, ranges=True)
+
     def _is_there(self, access: Access, target: Path, stop: threading.Event) -> bool:
         if not target.is_file():
             return False
@@ -101,6 +121,14 @@ class Transfer:
         if wrong:
             target.unlink()
         return not wrong
+
+
+@dataclass(frozen=True, kw_only=True)
+class Probe:
+    """How the first byte of a file came: from which host, and whether it keeps to ranges."""
+
+    host: str
+    ranges: bool
 
 
 class _Patience:
@@ -272,13 +300,13 @@ class _Run:
             while span.left:
                 self._throttle(span)
                 count, trouble = _receive(reply, buffer[: span.left])
-                if self._halt.is_set():
-                    raise Stopped
                 if count:
                     self._part.write(span, buffer[:count])
                     self._grown.set()
                     if self._part.received - self._report.reached > UNREPORTED_BYTES // 4:
                         self._tick.set()
+                if self._halt.is_set():
+                    raise Stopped
                 if trouble:
                     raise trouble
                 if reply.complete:  # of the span, or of as much of it as the server gives at once
