@@ -22,6 +22,7 @@ from dm05_train.metrics import Metrics
 from dm05_train.optim import build_optimizer
 from dm05_train.optim.state import restore
 from dm05_train.parallel import wrap
+from dm05_train.perf.accelerate import Acceleration
 from dm05_train.perf.switches import Switches
 from dm05_train.saver import Saver
 from dm05_train.signals import StopSignal
@@ -53,6 +54,7 @@ class Prepared:
     loader: Loader
     files: dict[str, bytes]
     cameras: int
+    acceleration: Acceleration
 
 
 def prepare(config: TrainConfig, world: World, switches: Switches, workspace: Workspace, start: Start) -> Prepared:
@@ -66,14 +68,20 @@ def prepare(config: TrainConfig, world: World, switches: Switches, workspace: Wo
     folder = share_small_files(world, start.folder) if broadcasting else start.folder
     mode = precision_mode(config, folder)
     model = load_model(config, world, folder, mode)
+    acceleration = Acceleration(switches=switches, world=world, parallel=trainer.parallel, mode=mode)
+    acceleration.prepare(model)
     prompts = together(world, lambda: prompt_builder(config, folder, model.config, spec))
-    wrapped = wrap(model, world, trainer.parallel)
+    bucket_mb = switches.bucket_cap_mb if acceleration.on("ddp_bucket") else None
+    static_graph = acceleration.on("ddp_static_graph")
+    wrapped = wrap(model, world, trainer.parallel, bucket_mb=bucket_mb, static_graph=static_graph)
     optimizer = build_optimizer(
         model.named_parameters(),
         config.optimizer_config,
         mode,
         packed=model.packed,
         muon_batched=switches.on("muon_batched_gather"),
+        adamw_class=acceleration.adamw(),
+        muon_class=acceleration.muon(),
     )
     if state is not None:
         restore(optimizer, model, optimizer_entries(world, state, start.folder, broadcasting=broadcasting))
@@ -98,7 +106,7 @@ def prepare(config: TrainConfig, world: World, switches: Switches, workspace: Wo
         async_loss=switches.on("async_loss"),
     )
     files = checkpoint_files(folder, config, mode) | found.files if world.is_main else {}
-    return Prepared(run=run, loader=loader, files=files, cameras=dataset.cameras)
+    return Prepared(run=run, loader=loader, files=files, cameras=dataset.cameras, acceleration=acceleration)
 
 
 def _train(config: TrainConfig, world: World, switches: Switches, stop: StopSignal, environ: Mapping[str, str]) -> int:
@@ -117,6 +125,9 @@ def _train(config: TrainConfig, world: World, switches: Switches, stop: StopSign
         name=run.name,
     )
     metrics.say(start.note)
+    run.backward = ready.acceleration.backward(run.loss_of, run.wrapped, metrics.say) or run.eager_backward
+    for line in ready.acceleration.report() if switches.on("log") else ():
+        metrics.say(line)
     if world.is_main:
         metrics.say(describe(run, output, cameras=ready.cameras, switches=switches, environ=environ))
     saver = Saver(

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from dm05_train.config import OptimizerConfig
 from dm05_train.optim.adamw import AdamW
 from dm05_train.optim.clip import clip_scale as clip_scale
+from dm05_train.optim.muon import Muon
 from dm05_train.optim.muon_adamw import build_muon_adamw
 from dm05_train.optim.precision import Mode
 
@@ -32,6 +33,8 @@ def build_optimizer(
     *,
     packed: Mapping[str, tuple[tuple[str, int], ...]] | None = None,
     muon_batched: bool = True,
+    adamw_class: type[AdamW] = AdamW,
+    muon_class: type[Muon] = Muon,
 ) -> Optimizer:
     """The optimizer of a run over its trainable parameters.
 
@@ -41,10 +44,11 @@ def build_optimizer(
         mode: the precision mode.
         packed: which released tensors the model's packed parameters stack (``DM05.packed``).
         muon_batched: whether DM05_MUON_BATCHED_GATHER is on.
+        adamw_class, muon_class: which implementations (R1's take one pass).
     """
 
     def adamw(named: list[tuple[str, nn.Parameter]]) -> AdamW:
-        return AdamW(
+        return adamw_class(
             named,
             betas=(config.beta1, config.beta2),
             eps=config.eps,
@@ -56,4 +60,4 @@ def build_optimizer(
     if config.optim == "adamw":
         return adamw(trainable)
     splits = {name: tuple(rows for _, rows in parts) for name, parts in (packed or {}).items()}
-    return build_muon_adamw(trainable, config, mode, splits=splits, batched=muon_batched, adamw=adamw)
+    return build_muon_adamw(trainable, config, mode, splits=splits, batched=muon_batched, adamw=adamw, muon=muon_class)
