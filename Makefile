@@ -16,7 +16,7 @@ TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 PYTHON ?= $(shell for name in python3.11 python3.12 python3.13 python3.10 python3 python; do \
 	"$$name" -c 'import sys; sys.exit(not (3, 10) <= sys.version_info < (3, 14))' 2>/dev/null && echo "$$name" && break; done)
 BIN := $(VENV)/bin
-PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check
 
 .PHONY: demo test lint clean distclean setup
 

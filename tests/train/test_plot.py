@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from dm05_train.errors import TrainError
-from dm05_train.plot import main, plot_curves, read_curve, smoothed
+from dm05_train.plot import last_mean, main, plot_curves, read_curve, smoothed
 from PIL import Image
 
 
@@ -32,9 +32,14 @@ def test_a_curve_leaves_out_skipped_steps(run_folder: Path) -> None:
     assert curve == read_curve(run_folder / "metrics.jsonl")
 
 
-def test_smoothing_is_the_mean_of_the_last_values() -> None:
-    assert smoothed([4.0, 2.0, 0.0, 6.0], width=2) == [4.0, 3.0, 1.0, 3.0]
+def test_smoothing_is_the_mean_of_the_neighbours() -> None:
+    assert smoothed([4.0, 2.0, 0.0, 6.0], width=2) == [3.0, 2.0, 8 / 3, 3.0]
     assert smoothed([5.0]) == [5.0]
+
+
+def test_the_end_of_a_curve_is_the_mean_of_its_last_steps(run_folder: Path) -> None:
+    curve = read_curve(run_folder)
+    assert last_mean(curve) == pytest.approx(sum(2.0 / step for step in range(31, 41)) / 10)
 
 
 @pytest.mark.parametrize("count", [1, 2])

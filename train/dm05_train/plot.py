@@ -55,10 +55,16 @@ def read_curve(path: Path) -> Curve:
 
 
 def smoothed(losses: Sequence[float], width: int = SMOOTHING_STEPS) -> list[float]:
-    """The mean of each value with up to ``width - 1`` before it."""
-    return [
-        sum(window) / len(window) for end in range(len(losses)) if (window := losses[max(0, end + 1 - width) : end + 1])
-    ]
+    """The mean of each value with up to ``width // 2`` on either side."""
+    reach = width // 2
+    windows = (losses[max(0, middle - reach) : middle + reach + 1] for middle in range(len(losses)))
+    return [sum(window) / len(window) for window in windows]
+
+
+def last_mean(curve: Curve) -> float:
+    """The mean of the last SMOOTHING_STEPS losses."""
+    last = curve.losses[-SMOOTHING_STEPS:]
+    return sum(last) / len(last)
 
 
 def plot_curves(curves: Sequence[Curve], out: Path) -> Path:
@@ -80,7 +86,7 @@ def plot_curves(curves: Sequence[Curve], out: Path) -> Path:
     if len(curves) > 1:
         axes.legend()
     else:
-        start, end = curves[0].losses[0], smoothed(curves[0].losses)[-1]
+        start, end = curves[0].losses[0], last_mean(curves[0])
         axes.set_title(
             f"loss {start:.3f} at step {curves[0].steps[0]}, {end:.3f} over the last {SMOOTHING_STEPS} steps"
         )
@@ -108,9 +114,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not config.runs:
         raise TrainError("no run given", fix="Name the output folder of a run")
     curves = [read_curve(path) for path in config.runs]
-    print(
-        f"plot       {', '.join(f'{c.label}: loss {c.losses[0]:.3f} -> {smoothed(c.losses)[-1]:.3f}' for c in curves)}"
-    )
+    print(f"plot       {', '.join(f'{c.label}: loss {c.losses[0]:.3f} -> {last_mean(c):.3f}' for c in curves)}")
     print(f"plot       {plot_curves(curves, config.out)}")
     return 0
 
