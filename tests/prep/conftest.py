@@ -36,6 +36,8 @@ def quiet_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     monkeypatch.setenv("XDG_CACHE_HOME", str(home / ".cache"))
     monkeypatch.setenv("DM05_PREP_RETRY_PAUSE_S", "0.001")
     monkeypatch.setenv("DM05_PREP_STALL_S", "0.6")
+    if "huggingface_hub" in sys.modules:  # its connections remember the proxies of the test before
+        sys.modules["huggingface_hub"].close_session()
     return home
 
 

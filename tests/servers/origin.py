@@ -129,6 +129,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
             "status": 0,
             "sent": 0,
             "host": self.headers.get("Host"),
+            "client": self.client_address[1],
             "signed": "Authorization" in self.headers,
             "headers": {name.lower(): value for name, value in self.headers.items() if name != "Authorization"},
         }

@@ -1,0 +1,32 @@
+"""A process that fetches every file of a source, all at once, to be killed by tests. Prints its peak memory at the end.
+
+Arguments: bos or hf, uri, endpoint, folder, connections.
+"""
+
+from __future__ import annotations
+
+import resource
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from dm05_prep.sources import SourceOptions, open_source
+
+
+def main(name: Any, uri: str, endpoint: str, folder: str, jobs: str) -> None:
+    """Fetch."""
+    source = open_source(name, uri, kind="dataset", jobs=int(jobs), options=SourceOptions(endpoint=endpoint))
+    files, stop = source.files(), threading.Event()
+
+    def fetch(file: Any) -> Path:
+        return source.fetch(file, Path(folder) / file.name, progress=lambda count: None, stop=stop)
+
+    with ThreadPoolExecutor(len(files)) as pool:
+        list(pool.map(fetch, files))
+    print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
