@@ -10,7 +10,7 @@ from __future__ import annotations
 import gzip
 import io
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import BinaryIO, Protocol, cast
 
@@ -32,7 +32,7 @@ class ArchiveReader(Protocol):
         """The members from the point on that the reader was opened at."""
         ...
 
-    def pieces(self, member: Member) -> Iterator[memoryview]:
+    def pieces(self, member: Member) -> Iterable[memoryview]:
         """The data of the member that was yielded last."""
         ...
 
@@ -86,7 +86,11 @@ class TarArchive:
     def members(self) -> Iterator[Member]:
         return read_members(self._stream)
 
-    def pieces(self, member: Member) -> Iterator[memoryview]:
+    def pieces(self, member: Member) -> Iterable[memoryview]:
+        whole = self._stream.whole(member.size)
+        return self._pieces(member) if whole is None else (whole,)
+
+    def _pieces(self, member: Member) -> Iterator[memoryview]:
         try:
             yield from self._stream.pieces(member.size)
         except EndOfStreamError:
@@ -153,6 +157,9 @@ class _Unpacked:
         while len(data) < count and (more := self._read(count - len(data))):
             data += more
         return data
+
+    def whole(self, count: int) -> memoryview | None:
+        return None
 
     def pieces(self, count: int) -> Iterator[memoryview]:
         while count:

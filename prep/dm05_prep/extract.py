@@ -47,7 +47,7 @@ class ExtractOptions:
     """
 
     keep_parts: bool = False
-    writers: int = 2
+    writers: int = 4
     batch_bytes: int = 256 << 20
     batch_seconds: float = 5.0
     block_bytes: int = BLOCK_BYTES
@@ -219,9 +219,9 @@ class _Run:
             state = self._sink.sync() if self._sink else None
             self._ledger.enter_parts(parts_begun, self._last._replace(images=state), here._replace(images=state))
         self._last = here
-        if self._ledger.is_due(offset, self._options.batch_bytes, self._options.batch_seconds):
-            self._save(here, wait=not self._options.batch_bytes)
         now = time.monotonic()
+        if self._ledger.is_due(here, now, self._options.batch_bytes, self._options.batch_seconds):
+            self._save(here, wait=not self._options.batch_bytes)
         if now - self._shown_at >= 0.1:
             self._on_progress(reader.consumed(), self._ledger.files)
             self._shown_at = now

@@ -109,10 +109,9 @@ class Ledger:
         while len(points) < count:
             points.append(here if self._parts.parts[len(points)].start == here.offset else last)
 
-    def is_due(self, offset: int, batch_bytes: int, batch_seconds: float) -> bool:
+    def is_due(self, here: Point, now: float, batch_bytes: int, batch_seconds: float) -> bool:
         """True when enough was done since the last point."""
-        late = time.monotonic() - self._saved_at >= batch_seconds
-        return late or offset - self._journal.point.offset >= batch_bytes
+        return now - self._saved_at >= batch_seconds or here.offset - self._journal.point.offset >= batch_bytes
 
     @property
     def is_busy(self) -> bool:

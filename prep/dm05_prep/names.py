@@ -36,12 +36,14 @@ def clean(raw: bytes) -> tuple[str, ...]:
         raise BadName(f"its name has {len(raw)} bytes, more than {MAX_NAME_BYTES}")
     if not name.isprintable() or "\\" in name:
         _check_letters(name)
-    parts = tuple(part for part in name.split("/") if part not in ("", "."))
+    parts = name.split("/")
+    if "" in parts or "." in parts:
+        parts = [part for part in parts if part not in ("", ".")]
     if ".." in parts:
         raise BadName("its name climbs out with '..'")
-    if any(len(part.encode()) > MAX_COMPONENT_BYTES for part in parts if len(part) * 4 > MAX_COMPONENT_BYTES):
+    if len(raw) > MAX_COMPONENT_BYTES and any(len(part.encode()) > MAX_COMPONENT_BYTES for part in parts):
         raise BadName(f"a component of its name has more than {MAX_COMPONENT_BYTES} bytes")
-    return parts
+    return tuple(parts)
 
 
 def _check_letters(name: str) -> None:

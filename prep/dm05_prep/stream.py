@@ -53,6 +53,10 @@ class ByteStream(Protocol):
         """The next ``count`` bytes; fewer only at the end."""
         ...
 
+    def whole(self, count: int) -> memoryview | None:
+        """The next ``count`` bytes if they are in memory in one piece; None takes nothing."""
+        ...
+
     def pieces(self, count: int) -> Iterator[memoryview]:
         """The next ``count`` bytes in views; EndOfStreamError when there are fewer."""
         ...
@@ -173,6 +177,14 @@ class PartStream:
             gathered += piece
         return bytes(gathered)
 
+    def whole(self, count: int) -> memoryview | None:
+        """The next ``count`` bytes if they are in memory in one piece; None takes nothing."""
+        start, end = self._pos, self._pos + count
+        if end > len(self._view):
+            return None
+        self._pos = end
+        return self._view[start:end]
+
     def pieces(self, count: int) -> Iterator[memoryview]:
         """The next ``count`` bytes in views; EndOfStreamError when there are fewer."""
         while count:
@@ -185,6 +197,9 @@ class PartStream:
 
     def skip(self, count: int) -> None:
         """Pass over ``count`` bytes; EndOfStreamError when there are fewer."""
+        if self._pos + count <= len(self._view):
+            self._pos += count
+            return
         target = self.offset + count
         if target > self.parts.size:
             raise EndOfStreamError

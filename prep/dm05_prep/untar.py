@@ -11,6 +11,7 @@ of the archive; messages give the part and the byte in it.
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Protocol
@@ -84,16 +85,13 @@ def read_members(stream: ByteStream) -> Iterator[Member]:
         if member is None:
             return
         last_header = start
-        end = stream.offset + (-member.size % BLOCK) + member.size
-        if stream.size is not None and stream.offset + member.size > stream.size:
-            raise damage(
-                stream,
-                start,
-                f"{show(member)} claims {member.size} bytes, {stream.size - start} are left in the archive",
-            )
+        data = stream.offset
+        if stream.size is not None and data + member.size > stream.size:
+            left = stream.size - start
+            raise damage(stream, start, f"{show(member)} claims {member.size} bytes, {left} are left in the archive")
         yield member
         try:
-            stream.skip(end - stream.offset)
+            stream.skip(data + member.size + -member.size % BLOCK - stream.offset)
         except EndOfStreamError:
             raise damage(stream, start, f"the archive ends inside {show(member)}") from None
 
@@ -114,8 +112,8 @@ def damage(stream: Located, offset: int, what: str, fix: str = AGAIN) -> DamageE
 def _next_member(stream: ByteStream, start: int, last_header: int) -> Member | None:
     """The member whose (first) header is next; None after the end mark."""
     pax: dict[str, bytes] = {}
+    offset = start
     while True:
-        offset = stream.offset
         header = stream.take(BLOCK)
         if header == _ZERO:
             _check_end(stream, offset)
@@ -137,6 +135,7 @@ def _next_member(stream: ByteStream, start: int, last_header: int) -> Member | N
                 raise damage(
                     stream, offset, "a global header that renames members is not supported", "Repack the archive"
                 )
+        offset = stream.offset
     member = _member(stream, header, start, offset)
     if flag == b"S":
         _skip_sparse_map(stream, header, offset)
@@ -181,7 +180,10 @@ def _check_header(stream: ByteStream, header: bytes, offset: int, last_header: i
 
 
 def _checksum(header: bytes) -> int:
-    return sum(header) - sum(header[148:156]) + 8 * 32
+    """The sum of all bytes, the checksum's own eight counted as spaces."""
+    # Adler-32 starts with the sum of all bytes modulo 65521, and 512 bytes below 128 cannot reach that.
+    total = (zlib.adler32(header) & 0xFFFF) - 1 if header.isascii() else sum(header)
+    return total - sum(header[148:156]) + 8 * 32
 
 
 def _signed_checksum(header: bytes) -> int:
@@ -193,9 +195,9 @@ def _number(stream: ByteStream, field: bytes, offset: int, what: str) -> int:
     """Octal digits, or GNU's base 256."""
     if field[0] == 0x80:
         return int.from_bytes(field[1:], "big")
-    text = field.strip(b" \0")
-    if field[0] < 0x80 and all(digit in b"01234567" for digit in text):
-        return int(text or b"0", 8)
+    text = field.strip(b" \0") or b"0"
+    if text.isdigit() and b"8" not in text and b"9" not in text:
+        return int(text, 8)
     raise damage(stream, offset, f"the {what} in this header is no number: {field!r}")
 
 

@@ -5,9 +5,12 @@ File modes, owners and times of an archive are not applied.
 
 from __future__ import annotations
 
+import contextlib
+import itertools
+import operator
 import os
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
@@ -16,7 +19,7 @@ _TASK_FILES = 64
 _TASK_BYTES = 1 << 20
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
-_Task = list[tuple[str, bytes | memoryview]]
+_Task = list[tuple[str, str, bytes | memoryview]]  # folder, name in it, content
 
 
 class TreeWriter:
@@ -45,12 +48,14 @@ class TreeWriter:
 
     def file(self, path: str, size: int, pieces: Iterable[memoryview]) -> None:
         """Write a file of ``size`` bytes; done at the latest on return of :meth:`wait`."""
-        self.folder(path.rpartition("/")[0])
+        folder, _, name = path.rpartition("/")
+        self.folder(folder)
         if size > _LARGE_BYTES:
-            _write(self._root + path, pieces)
+            with _opened(self._root + folder) as handle:
+                _write(handle, name, path, pieces)
             return
-        gathered = list(pieces)
-        self._task.append((self._root + path, gathered[0] if len(gathered) == 1 else b"".join(gathered)))
+        gathered = tuple(pieces)
+        self._task.append((folder, name, gathered[0] if len(gathered) == 1 else b"".join(gathered)))
         self._task_bytes += size
         if len(self._task) >= _TASK_FILES or self._task_bytes >= _TASK_BYTES:
             self._submit()
@@ -82,28 +87,40 @@ class TreeWriter:
         if not task:
             return
         if not self._threads:
-            _write_all(task)
+            self._write_all(task)
             return
-        self._pending.append(self._pool.submit(_write_all, task))
+        self._pending.append(self._pool.submit(self._write_all, task))
         if len(self._pending) > 2 * self._threads:
             self._pending[0].result()
             self._pending.popleft()
 
+    def _write_all(self, task: _Task) -> None:
+        for folder, group in itertools.groupby(task, key=operator.itemgetter(0)):
+            with _opened(self._root + folder) as handle:
+                for _, name, data in group:
+                    _write(handle, name, f"{folder}/{name}", (data,))
 
-def _write_all(task: _Task) -> None:
-    for path, data in task:
-        _write(path, (data,))
 
-
-def _write(path: str, pieces: Iterable[bytes | memoryview]) -> None:
-    file = os.open(path, _CREATE, 0o666)
+@contextlib.contextmanager
+def _opened(folder: str) -> Iterator[int]:
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
-        for piece in pieces:
-            written = os.write(file, piece)
-            while written < len(piece):
-                written += os.write(file, memoryview(piece)[written:])
+        yield handle
+    finally:
+        os.close(handle)
+
+
+def _write(folder: int, name: str, path: str, pieces: Iterable[bytes | memoryview]) -> None:
+    """Write a new file in the open ``folder``; ``path`` is for messages."""
+    try:
+        file = os.open(name, _CREATE, 0o666, dir_fd=folder)
+        try:
+            for piece in pieces:
+                written = os.write(file, piece)
+                while written < len(piece):
+                    written += os.write(file, memoryview(piece)[written:])
+        finally:
+            os.close(file)
     except OSError as error:
         error.filename = path
         raise
-    finally:
-        os.close(file)

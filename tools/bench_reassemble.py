@@ -1,0 +1,233 @@
+"""Reassembly next to ``cat parts | tar -x``: time with checksums on, peak extra disk, memory.
+
+    python tools/bench_reassemble.py                     2 GiB of 30 KB files in parts of 256 MiB
+    python tools/bench_reassemble.py --gib 8 --repeats 5 --folder /data/scratch
+
+Both read the same parts, in turn, into folders that did not exist. Ours compares the SHA-256 of every part and ends
+with everything durable on disk; tar checks nothing and leaves the writing to the system, so the time of a sync after it
+is shown too. Then the parts are copied in as a download would bring them, and what they take on disk is sampled.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import random
+import subprocess
+import sys
+import tarfile
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO, cast
+
+import tyro
+from dm05_prep.console import human_bytes
+from dm05_prep.durable import disk_bytes, sync_filesystem
+from dm05_prep.extract import extract
+from dm05_prep.parts import order_parts
+from dm05_prep.sources.base import RemoteFile
+from dm05_prep.sources.local import LocalSource
+
+INSIDE = ("libero", "libero_pi0_all")
+FRAMES = 200
+
+
+class PartWriter:
+    """A file object that cuts what is written to it into parts and sums them up."""
+
+    def __init__(self, folder: Path, part_bytes: int) -> None:
+        self._folder, self._part_bytes = folder, part_bytes
+        self._file: BinaryIO | None = None
+        self._left = self._count = 0
+        self._sum = hashlib.sha256()
+        self.sums: list[str] = []
+
+    def write(self, data: bytes) -> int:
+        view = memoryview(data)
+        while view:
+            if not self._left:
+                self.close()
+                self._file = (self._folder / f"libero.tar.part-{self._count:03d}").open("wb")
+                self._left, self._sum = self._part_bytes, hashlib.sha256()
+                self._count += 1
+            assert self._file
+            piece = view[: self._left]
+            self._file.write(piece)
+            self._sum.update(piece)
+            self._left -= len(piece)
+            view = view[len(piece) :]
+        return len(data)
+
+    def close(self) -> None:
+        if self._file:
+            self._file.close()
+            self.sums.append(f"{self._sum.hexdigest()}  {Path(self._file.name).name}\n")
+            self._file = None
+
+
+class CopySource(LocalSource):
+    """Copies parts in, as fast as the disk allows; then they are the engine's to delete."""
+
+    def fetch(self, file: RemoteFile, target: Path, *, progress: Callable[[int], None], stop: threading.Event) -> Path:
+        with (self.path / file.name).open("rb") as old, target.open("wb") as new:
+            while not stop.is_set() and (data := old.read(1 << 20)):
+                new.write(data)
+                progress(len(data))
+        return target
+
+
+@dataclass
+class Sampler:
+    """The most that the files of a folder took on disk."""
+
+    folder: Path
+    peak: int = 0
+
+    def __post_init__(self) -> None:
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        while not self._stop.wait(0.005):
+            self.peak = max(self.peak, sum(disk_bytes(path) for path in self.folder.glob("*")))
+
+    def stop(self) -> int:
+        self._stop.set()
+        self._thread.join()
+        return self.peak
+
+
+def write_parts(folder: Path, total_bytes: int, part_bytes: int) -> int:
+    """The archive, with a SHA256SUMS beside its parts; the number of files in it."""
+    rnd = random.Random(0)
+    noise = rnd.randbytes(4 << 20)
+    writer = PartWriter(folder, part_bytes)
+    count = written = 0
+    with tarfile.open(fileobj=cast(BinaryIO, writer), mode="w|", format=tarfile.USTAR_FORMAT) as tar:
+        while written < total_bytes:
+            size, start = rnd.randrange(25_000, 35_000), rnd.randrange(3 << 20)
+            name = f"{'/'.join(INSIDE)}/image/episode_{count // FRAMES:06d}/camera_0/{count % FRAMES:06d}.jpg"
+            info = tarfile.TarInfo(name)
+            info.size = size
+            tar.addfile(info, _Slice(noise, start, size))
+            count += 1
+            written += size
+    writer.close()
+    (folder / "SHA256SUMS").write_text("".join(writer.sums))
+    return count
+
+
+class _Slice:
+    """A stretch of bytes to read once."""
+
+    def __init__(self, data: bytes, start: int, size: int) -> None:
+        self._view = memoryview(data)[start : start + size]
+
+    def read(self, count: int) -> bytes:
+        data, self._view = bytes(self._view[:count]), self._view[count:]
+        return data
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bench:
+    """Time reassembly against cat and tar."""
+
+    gib: float = 2.0
+    """Size of the archive."""
+    part_mib: int = 256
+    """Size of a part."""
+    repeats: int = 3
+    """Runs of each way, in turn."""
+    folder: Path | None = None
+    """Where to work (default: the system's folder for temporary files)."""
+    only_ours: Path | None = None
+    """Used by the benchmark for the process it measures: extract the parts in this folder."""
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One run: seconds until the command ended, and until the disk had everything; peak memory of the process."""
+
+    seconds: float
+    synced_seconds: float
+    rss_bytes: int
+
+
+def main(bench: Bench) -> None:
+    """Make the parts, run both ways in turn, print a table."""
+    if bench.only_ours:
+        _extract_local(bench.only_ours, Path.cwd())
+        return
+    with tempfile.TemporaryDirectory(prefix="dm05-bench-", dir=bench.folder) as name:
+        folder, parts = Path(name), Path(name) / "parts"
+        parts.mkdir()
+        count = write_parts(parts, int(bench.gib * (1 << 30)), bench.part_mib << 20)
+        size = sum(path.stat().st_size for path in parts.glob("*.part-*"))
+        print(f"{count:,} files, {human_bytes(size)} in parts of {bench.part_mib} MiB, parts in the page cache")
+        sync_filesystem(folder)
+        tar = ["sh", "-c", f"cat {parts}/*.part-* | tar -x"]
+        ours = [sys.executable, __file__, "--only-ours", str(parts)]
+        ways = {"cat | tar -x": tar, "ours": ours}
+        runs: dict[str, list[Measured]] = {way: [] for way in ways}
+        for repeat in range(bench.repeats):
+            for way, command in ways.items():
+                runs[way].append(_measure(command, folder / f"{way[0]}{repeat}"))
+        _compare(folder)
+        for way, measured in runs.items():
+            ended = ", ".join(f"{run.seconds:.2f}" for run in measured)
+            synced = min(run.synced_seconds for run in measured)
+            rss = max(run.rss_bytes for run in measured)
+            print(f"{way:<14} best {min(run.seconds for run in measured):.2f} s (runs: {ended}); ", end="")
+            print(f"{synced:.2f} s until on disk; peak memory {human_bytes(rss)}")
+        best = {way: min(run.seconds for run in measured) for way, measured in runs.items()}
+        print(f"ours / tar     {best['ours'] / best['cat | tar -x']:.2f}")
+        _measure_disk(parts, folder / "copied", bench.part_mib << 20)
+
+
+def _measure(command: list[str], target: Path) -> Measured:
+    target.mkdir()
+    sync_filesystem(target)
+    start = time.monotonic()
+    child = subprocess.Popen(command, cwd=target)
+    _, status, usage = os.wait4(child.pid, 0)
+    child.returncode = os.waitstatus_to_exitcode(status)
+    assert child.returncode == 0, command
+    seconds = time.monotonic() - start
+    sync_filesystem(target)
+    return Measured(seconds, time.monotonic() - start, usage.ru_maxrss * 1024)
+
+
+def _extract_local(parts: Path, target: Path) -> None:
+    source = LocalSource(parts)
+    ordered = order_parts(source.files())
+    result = extract(source, ordered, target / INSIDE[-1], INSIDE, parts_folder=target / "unused")
+    assert all(digest and digest.startswith("sha256:") for *_, digest in result.record.parts)
+
+
+def _compare(folder: Path) -> None:
+    """Both ways must have made the same tree."""
+    theirs, ours = folder / "c0" / "/".join(INSIDE), folder / "o0" / INSIDE[-1]
+    subprocess.run(["diff", "-r", "-x", ".dm05-*", theirs, ours], check=True)
+
+
+def _measure_disk(parts: Path, work: Path, part_bytes: int) -> None:
+    """Parts copied in and deleted: what they take at most."""
+    source = CopySource(parts, owns_parts=True)
+    arrived = work / "parts"
+    arrived.mkdir(parents=True)
+    sampler = Sampler(arrived)
+    start = time.monotonic()
+    extract(source, order_parts(source.files()), work / INSIDE[-1], INSIDE, parts_folder=arrived)
+    seconds, peak = time.monotonic() - start, sampler.stop()
+    print(f"parts not kept {seconds:.2f} s with copying them in; they took at most {human_bytes(peak)}, ", end="")
+    print(f"{peak / part_bytes:.4f} of a part")
+    assert not arrived.exists()
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Bench, description=__doc__))
