@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import torch
+from dm05_schemas.checkpoint import read_header
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
@@ -122,9 +123,12 @@ def load_weights(model: DM05, folder: Path, *, threads: int = 8) -> None:
 
     Raises:
         TrainError: no file, or names and shapes that are not the model's.
+        DataError: a file is cut short or no safetensors file.
     """
     slots = state_for_saving(model)
     files = _files(folder)
+    for path in files:
+        read_header(path)  # says in words what the library below would only choke on: cut short, no safetensors
     handles = [safe_open(path, framework="pt", device="cpu") for path in files]
     where = {name: handle for handle in handles for name in handle.keys()}  # noqa: SIM118 (not a dict)
     check_names(model, {n: tuple(h.get_slice(n).get_shape()) for n, h in where.items()}, folder)
