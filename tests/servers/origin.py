@@ -104,6 +104,10 @@ class Handler(http.server.BaseHTTPRequestHandler):
     def log_message(self, format: str, *args: Any) -> None:
         """No access log."""
 
+    def date_time_string(self, timestamp: float | None = None) -> str:
+        """The service's clock."""
+        return super().date_time_string((timestamp or time.time()) + self.server.clock_offset_s)
+
     def do_HEAD(self) -> None:
         self._serve()
 
