@@ -154,13 +154,17 @@ def test_after_the_mend_the_same_command_finishes(parts: Path, good: Path, tmp_p
 def test_a_checkpoint_cut_short(good: Path, demo: Path, tmp_path: Path) -> None:
     shutil.copytree(demo / "DM05", tmp_path / "DM05")
     weights = tmp_path / "DM05" / "model.safetensors"
-    weights.write_bytes(weights.read_bytes()[:-100])
-    before = tree(tmp_path)
-    prep("model", "--source", "local", "--uri", tmp_path / "DM05", "--workspace", tmp_path / "dm05").failed(
-        1, "model.safetensors"
+    content = weights.read_bytes()
+    weights.write_bytes(content[:-100])
+    line = ("model", "--source", "local", "--uri", tmp_path / "DM05", "--workspace", tmp_path / "dm05")
+    prep(*line).failed(1, "model.safetensors", "cut short")
+    train("--workspace", good, "--model-config.model-name-or-path", tmp_path / "DM05").failed(
+        1, "model.safetensors", "cut short"
     )
-    train("--workspace", good, "--model-config.model-name-or-path", tmp_path / "DM05").failed(1, "model.safetensors")
-    assert tree(tmp_path) == before
+    assert not list(tmp_path.rglob("*.part*"))
+    weights.write_bytes(content)
+    prep(*line).succeeded()
+    assert (tmp_path / "dm05" / "checkpoints" / "DM05" / "model.safetensors").read_bytes() == content
 
 
 def six_actions(frame: dict[str, Any]) -> None:
