@@ -61,11 +61,20 @@ def batches(batch: int, *, world: World, accumulation: int = 1, start: int = 0) 
         }
 
 
-def golden_run(settings: TrainConfig, world: World | None = None, *, mode: Mode = "fp32", start: int = 0) -> Run:
+def golden_run(
+    settings: TrainConfig,
+    world: World | None = None,
+    *,
+    mode: Mode = "fp32",
+    start: int = 0,
+    bucket_mb: int | None = None,
+    static_graph: bool = False,
+) -> Run:
+    """A run over the golden model and batch, ready for its first step."""
     world = world or World()
     trainer = settings.trainer_config
     model = load_model(settings, world, GOLDEN, mode)
-    wrapped = wrap(model, world, trainer.parallel)
+    wrapped = wrap(model, world, trainer.parallel, bucket_mb=bucket_mb, static_graph=static_graph)
     return Run(
         config=settings,
         world=world,

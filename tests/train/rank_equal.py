@@ -19,12 +19,14 @@ from golden_run import config, golden_run
 
 GLOBAL_BATCH, STEPS = 48, 3
 SPLITS = [("ddp", ranks, accumulation) for ranks in (1, 2, 3, 4) for accumulation in (1, 2, 4)]
-SPLITS += [("fsdp", 2, 2), ("fsdp", 3, 1)]
+SPLITS += [("fsdp", 2, 2), ("fsdp", 3, 1), ("buckets", 2, 2), ("buckets", 4, 1)]
 
 
 def curve(world: World, parallel: str, accumulation: int) -> dict[str, list[float]]:
     batch = GLOBAL_BATCH // (world.size * accumulation)
-    run = golden_run(config(steps=STEPS, batch=batch, accumulation=accumulation, parallel=parallel), world)
+    buckets = {"bucket_mb": 1, "static_graph": True} if parallel == "buckets" else {}
+    kind = "fsdp" if parallel == "fsdp" else "ddp"
+    run = golden_run(config(steps=STEPS, batch=batch, accumulation=accumulation, parallel=kind), world, **buckets)
     log = StepLog(world, 1, lag=False)
     results = [log.add(run.step, run.rate(), *train_step(run))[0] for _ in range(STEPS)]
     return {"loss": [r.loss for r in results], "grad_norm": [r.grad_norm for r in results]}

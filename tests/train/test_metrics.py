@@ -22,13 +22,14 @@ def test_every_step_once_in_order_and_late_by_one_interval_at_most(interval: int
         if not lag:
             assert len(found) == step - step % interval
     found += log.drain()
-    assert found == [StepResult(s, s / 10, float(s), s + 0.5) for s in range(1, 12)]
+    assert [(r.step, r.lr, r.loss, r.grad_norm) for r in found] == [(s, s / 10, s, s + 0.5) for s in range(1, 12)]
+    assert all(0 < r.seconds < 1 for r in found)
     assert log.drain() == []
 
 
 def test_a_norm_that_is_not_finite_is_a_skipped_step() -> None:
-    assert StepResult(1, 0.1, 2.0, math.nan).skipped and StepResult(1, 0.1, 2.0, math.inf).skipped
-    assert not StepResult(1, 0.1, math.nan, 1.0).skipped
+    assert StepResult(1, 0.1, 2.0, math.nan, 1.0).skipped and StepResult(1, 0.1, 2.0, math.inf, 1.0).skipped
+    assert not StepResult(1, 0.1, math.nan, 1.0, 1.0).skipped
 
 
 def test_rows_are_strict_json(tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ from dm05_train.parallel import gradient_sync
 from dm05_train.saver import Saver
 from dm05_train.signals import StopSignal
 from dm05_train.snapshot import HostBuffer, take_snapshot
+from dm05_train.timing import NoTimer, Timer
 from dm05_train.watch import Watch
 
 
@@ -49,6 +50,7 @@ class Run:
     step: int = 0
     samples: int = 0
     async_loss: bool = False
+    timer: Timer = field(default_factory=NoTimer)
     copying: torch.cuda.Event | None = None
     """When the last snapshot's copy is done, where one is under way that the weights must not change under."""
     host_buffer: HostBuffer | None = None
@@ -97,9 +99,11 @@ def train_step(run: Run) -> tuple[Tensor, Tensor]:
     loss, ids = torch.zeros((), device=run.world.device), []
     for micro in range(accumulation):
         batch = next(run.batches)
+        run.timer.mark("data")
         positions = torch.arange(len(batch["action"]), device=run.world.device) + int(batch["position"])
         with gradient_sync(run.wrapped, last=micro == accumulation - 1):
             loss += run.backward(batch, positions, first=micro == 0)
+        run.timer.mark("forward and backward")
         ids += batch["sample_ids"].tolist()
     norm, scale = run.optimizer.clip_scale(trainer.max_grad_norm)
     run.lr.fill_(run.rate())
@@ -109,6 +113,7 @@ def train_step(run: Run) -> tuple[Tensor, Tensor]:
     run.optimizer.step(run.lr, scale)
     for parameter in run.parameters:
         parameter.grad = None
+    run.timer.mark("clip and optimizer")
     run.step += 1
     run.samples += run.config.global_batch(run.world.size)
     run.recent.append((run.step, ids))

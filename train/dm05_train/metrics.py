@@ -25,21 +25,35 @@ from torch import Tensor
 from tqdm import tqdm
 
 from dm05_train.env import World
+from dm05_train.timing import Moment, moment, seconds_between
 
 
 @dataclass(frozen=True)
 class StepResult:
-    """Loss of the global batch and gradient norm of one optimizer step, as read back from the device."""
+    """One optimizer step as read back from the device: rate, loss of the global batch, norm of all gradients, and the
+    mean time of the steps it was read back with."""
 
     step: int
     lr: float
     loss: float
     grad_norm: float
+    seconds: float
 
     @property
     def skipped(self) -> bool:
         """Whether the gradients were not finite, so that the step moved nothing."""
         return not math.isfinite(self.grad_norm)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Interval:
+    """Numbers on their way to the host: (step, rate) of each step, their losses and norms [N, 2], and two moments."""
+
+    steps: list[tuple[int, float]]
+    rows: Tensor
+    arrived: torch.cuda.Event | None
+    began: Moment
+    ended: Moment
 
 
 class StepLog:
@@ -54,7 +68,8 @@ class StepLog:
         self.world, self.interval, self.lag = world, interval, lag
         self._filling = torch.zeros(interval, 2, dtype=torch.float32, device=world.device)
         self._steps: list[tuple[int, float]] = []
-        self._flight: tuple[list[tuple[int, float]], Tensor, Any] | None = None
+        self._flight: _Interval | None = None
+        self._moment = moment(world.device)
 
     def add(self, step: int, lr: float, loss: Tensor, grad_norm: Tensor) -> list[StepResult]:
         """Note a step; gives the results that have become readable, oldest first."""
@@ -85,24 +100,25 @@ class StepLog:
             losses = rows[:, 0].contiguous()
             dist.all_reduce(losses, async_op=True).wait()  # on a GPU, wait() only orders the stream
             rows[:, 0] = losses / self.world.size
-        event = None
+        arrived = None
         if rows.is_cuda:
             host = torch.empty(rows.shape, dtype=rows.dtype, pin_memory=True)
             host.copy_(rows, non_blocking=True)
-            event = torch.cuda.Event()
-            event.record()
-            rows = host
-        self._flight = (self._steps, rows, event)
+            rows, arrived = host, torch.cuda.Event()
+            arrived.record()
+        began, self._moment = self._moment, moment(self.world.device)
+        self._flight = _Interval(steps=self._steps, rows=rows, arrived=arrived, began=began, ended=self._moment)
         self._steps = []
 
     def _land(self) -> list[StepResult]:
         if self._flight is None:
             return []
-        steps, rows, event = self._flight
-        self._flight = None
-        if event is not None:
-            event.synchronize()
-        return [StepResult(*step, *numbers) for step, numbers in zip(steps, rows.tolist(), strict=True)]
+        flight, self._flight = self._flight, None
+        if flight.arrived is not None:
+            flight.arrived.synchronize()
+        seconds = seconds_between(flight.began, flight.ended) / len(flight.steps)
+        pairs = zip(flight.steps, flight.rows.tolist(), strict=True)
+        return [StepResult(step, lr, loss, norm, seconds) for (step, lr), (loss, norm) in pairs]
 
 
 class Metrics:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import warnings
+import weakref
 from collections.abc import Iterator
 
 import torch.distributed as dist
@@ -14,11 +15,18 @@ from torch.nn.parallel import DistributedDataParallel
 from dm05_train.env import World
 from dm05_train.model.dm05 import DM05
 
+_RECORDED: weakref.WeakSet[DistributedDataParallel] = weakref.WeakSet()
+
 
 def wrap(
     model: DM05, world: World, parallel: str, *, bucket_mb: int | None = None, static_graph: bool = False
 ) -> nn.Module:
-    """The model in DDP or FSDP; alone, the model itself."""
+    """The model in DDP or FSDP; alone, the model itself.
+
+    Args:
+        bucket_mb: size of DDP's buckets, which then are the gradients' memory too; None: as torch has it.
+        static_graph: promise DDP that every step uses the same parameters in the same order.
+    """
     if world.size == 1:
         return model
     if parallel == "fsdp":
@@ -37,7 +45,7 @@ def data_parallel(
     return DistributedDataParallel(
         model,
         device_ids=[world.device.index] if on_gpu else None,
-        gradient_as_bucket_view=True,
+        gradient_as_bucket_view=bucket_mb is not None,
         bucket_cap_mb=bucket_mb,
         static_graph=static_graph,
     )
@@ -62,11 +70,22 @@ def gradient_sync(model: nn.Module, *, last: bool) -> Iterator[None]:
     if isinstance(model, FSDPModule):
         model.set_requires_gradient_sync(last)
         yield
-    elif isinstance(model, DistributedDataParallel) and not last:
+    elif isinstance(model, DistributedDataParallel) and not (last or _records_its_graph(model)):
         with model.no_sync():
             yield
     else:
         yield
+
+
+def _records_its_graph(model: DistributedDataParallel) -> bool:
+    """Whether this is the backward pass from which DDP learns a static graph, which has to sum over ranks.
+
+    (Summing once more than needed changes nothing: what is summed already is the same on all ranks.)
+    """
+    if not model.static_graph or model in _RECORDED:
+        return False
+    _RECORDED.add(model)
+    return True
 
 
 def is_sharded(tensor: Tensor) -> bool:

@@ -8,7 +8,7 @@ from pathlib import Path
 from dm05_train.config import TrainConfig
 from dm05_train.env import World
 from dm05_train.memory import GIB, Memory
-from dm05_train.perf.switches import Switches
+from dm05_train.perf.accelerate import Acceleration
 
 
 def start_table(
@@ -21,7 +21,7 @@ def start_table(
     parameters: tuple[int, int],
     precision: str,
     memory: Memory,
-    switches: Switches,
+    acceleration: Acceleration,
     environ: Mapping[str, str],
 ) -> str:
     """Lines of ``name value``.
@@ -57,7 +57,7 @@ def start_table(
         "checkpoints": saves,
         "output": str(output),
         "seed": str(seed),
-        "switches": switch_line(switches),
+        "switches": switch_line(acceleration),
     }
     used = [
         n
@@ -69,9 +69,14 @@ def start_table(
     return "\n".join(f"{name:13} {value}" for name, value in rows.items())
 
 
-def switch_line(switches: Switches) -> str:
-    """The switches that are on, by their variables."""
-    on = [variable for variable, value, _ in switches.table() if value == "1"]
+def switch_line(acceleration: Acceleration) -> str:
+    """The switches that count here by their variables, and those asked for that do not apply, by reason."""
+    switches = acceleration.switches
     if not switches.enable:
         return "DM05_PERF_ENABLE=0: the plain path (1 turns the speed switches on)"
-    return " ".join(variable.removeprefix("DM05_") for variable in on)
+    variables = {name: variable.removeprefix("DM05_") for name, variable in switches.variables().items()}
+    line = "on " + " ".join(variable for name, variable in variables.items() if acceleration.on(name))
+    reasons: dict[str, list[str]] = {}
+    for name, reason in acceleration.fallbacks.items():
+        reasons.setdefault(reason, []).append(variables[name])
+    return line + "".join(f"; off, {reason}: {' '.join(names)}" for reason, names in reasons.items())

@@ -28,6 +28,7 @@ from dm05_train.saver import Saver
 from dm05_train.signals import StopSignal
 from dm05_train.start import Start, agree_on_start, new_run_name, optimizer_entries, output_folder, read_rng
 from dm05_train.table import start_table
+from dm05_train.timing import NoTimer, StepTimer
 
 
 def train(config: TrainConfig, environ: Mapping[str, str]) -> int:
@@ -104,6 +105,7 @@ def prepare(config: TrainConfig, world: World, switches: Switches, workspace: Wo
         step=state.step if state else 0,
         samples=position,
         async_loss=switches.on("async_loss"),
+        timer=StepTimer(world.device) if switches.on("log") else NoTimer(),
     )
     files = checkpoint_files(folder, config, mode) | found.files if world.is_main else {}
     return Prepared(run=run, loader=loader, files=files, cameras=dataset.cameras, acceleration=acceleration)
@@ -129,7 +131,7 @@ def _train(config: TrainConfig, world: World, switches: Switches, stop: StopSign
     for line in ready.acceleration.report() if switches.on("log") else ():
         metrics.say(line)
     if world.is_main:
-        metrics.say(describe(run, output, cameras=ready.cameras, switches=switches, environ=environ))
+        metrics.say(describe(ready, output, environ))
     saver = Saver(
         world,
         output,
@@ -164,19 +166,19 @@ def out_of_memory(run: Run, error: Exception, *, cameras: int, switches: Switche
     return TrainError(what, where=f"rank {run.world.rank}", fix=f"Try, the cheapest first: {steps}")
 
 
-def describe(run: Run, output: Path, *, cameras: int, switches: Switches, environ: Mapping[str, str]) -> str:
+def describe(ready: Prepared, output: Path, environ: Mapping[str, str]) -> str:
     """The start table of a run that is ready."""
-    shape = run_shape(run, cameras=cameras, switches=switches)
-    parameters = [p.numel() for p in run.model.parameters()]
+    run = ready.run
+    shape = run_shape(run, cameras=ready.cameras, switches=ready.acceleration.switches)
     return start_table(
         run.config,
         run.world,
         output=output,
         samples=run.dataset_size,
         seed=run.seed,
-        parameters=(sum(parameters), sum(p.numel() for p in run.parameters)),
+        parameters=(sum(p.numel() for p in run.model.parameters()), sum(p.numel() for p in run.parameters)),
         precision=run.precision,
         memory=estimate(run.model.config, shape),
-        switches=switches,
+        acceleration=ready.acceleration,
         environ=environ,
     )

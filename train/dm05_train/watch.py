@@ -3,7 +3,6 @@ skips."""
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
@@ -24,7 +23,6 @@ class Watch:
     def __init__(self, run: Run, saver: Saver, metrics: Metrics) -> None:
         self.run, self.saver, self.metrics = run, saver, metrics
         self.skips = 0
-        self.clock, self.counted = time.monotonic(), run.step
 
     def account(self, results: list[StepResult]) -> None:
         """Write the rows of some steps, oldest first; the same steps on every rank.
@@ -34,9 +32,7 @@ class Watch:
         """
         if not results:
             return
-        now, run = time.monotonic(), self.run
-        seconds = (now - self.clock) / max(1, run.step - self.counted)
-        self.clock, self.counted = now, run.step
+        run = self.run
         batch = run.config.global_batch(run.world.size)
         for result in results:
             self.skips = self.skips + 1 if result.skipped else 0
@@ -48,8 +44,8 @@ class Watch:
                 "grad_norm": result.grad_norm,
                 "samples": samples,
                 "epoch": samples / run.dataset_size,
-                "step_seconds": round(seconds, 6),
-                "samples_per_second": round(batch / seconds, 3) if seconds > 0 else None,
+                "step_seconds": round(result.seconds, 6),
+                "samples_per_second": round(batch / result.seconds, 3) if result.seconds > 0 else None,
             }
             if result.skipped:
                 row |= {"skipped": True, "sample_ids": self._sample_ids(result.step)}
@@ -59,7 +55,10 @@ class Watch:
                 self._give_up(result.step)
         shown = results[-1]
         if shown.step % run.config.trainer_config.logging_steps == 0 or len(results) > 1:
-            self.metrics.show(shown.step, loss=f"{shown.loss:.4f}", lr=f"{shown.lr:.2e}", s=f"{seconds:.3f}")
+            self.metrics.show(shown.step, loss=f"{shown.loss:.4f}", lr=f"{shown.lr:.2e}", s=f"{shown.seconds:.3f}")
+            if times := self.run.timer.read():
+                parts = ", ".join(f"{part} {1000 * seconds:.1f}" for part, seconds in times.items())
+                self.metrics.say(f"ms a step: {parts}, together {1000 * sum(times.values()):.1f}")
 
     def _sample_ids(self, step: int) -> list[int]:
         """The global batch of a recent step: every rank's samples (a collective; all ranks skip together)."""
