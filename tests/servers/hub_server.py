@@ -13,7 +13,7 @@ import hashlib
 import json
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote
+from urllib.parse import quote, unquote
 
 from origin import Answer, Handler, Origin, serve
 
@@ -127,9 +127,7 @@ class HubServer(Origin):
         if path.stat().st_size < self.lfs_bytes:
             return Answer(200, {"X-Repo-Commit": commit, "ETag": f'"{git}"', "Accept-Ranges": "bytes"}, file=path)
         port = self.server_address[1]
-        where = (
-            f"http://localhost:{port}/cdn/{path.relative_to(self.root).as_posix()}?X-Signature=s3cret-{self.generation}"
-        )
+        where = f"http://localhost:{port}/cdn/{quote(path.relative_to(self.root).as_posix())}?X-Signature=s3cret-{self.generation}"
         headers = {"X-Repo-Commit": commit, "X-Linked-Size": str(path.stat().st_size), "X-Linked-Etag": f'"{sha256}"'}
         if self.xet:
             headers |= {"X-Xet-Hash": sha256, "Link": f'<http://{handler.headers["Host"]}/x>; rel="xet-auth"'}

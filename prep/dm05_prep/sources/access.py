@@ -10,7 +10,7 @@ import http
 import re
 from collections.abc import Callable, Mapping
 from typing import Protocol
-from urllib.parse import urljoin
+from urllib.parse import quote, urljoin
 
 from dm05_prep.errors import PrepError
 from dm05_prep.sources.checks import Checks
@@ -20,6 +20,7 @@ from dm05_prep.sources.retry import RETRY_STATUS, Trouble, retry_after
 
 MAX_REDIRECTS = 6
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
+_ADDRESS_SIGNS = "%/:=&?~#+!$,;'@()*[]"  # what an address may hold as it is; some servers leave more in a Location
 _CONTENT_RANGE = re.compile(r"bytes\s+(\d+)-(\d+)/(\d+|\*)")
 
 
@@ -109,7 +110,8 @@ def open_span(pool: Pool, access: Access, span: Span, *, whole: bool, opened: Ca
         if reply.status not in _REDIRECTS or not location:
             break
         try:
-            headers = access.moved(reply, location := urljoin(request.url, location))
+            location = urljoin(request.url, quote(location.encode("latin-1"), safe=_ADDRESS_SIGNS))
+            headers = access.moved(reply, location)
         finally:
             reply.read()
         request = Request(url=location, headers=headers)
