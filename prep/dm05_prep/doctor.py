@@ -21,8 +21,9 @@ from dm05_prep.console import human_bytes, say
 from dm05_prep.errors import PrepError
 from dm05_prep.room import room_at
 from dm05_prep.sources import Kind, RemoteFile, bos, hf
+from dm05_prep.sources.addresses import proxy_for
 from dm05_prep.sources.bos_login import find_endpoint, find_login
-from dm05_prep.sources.connection import Pool, proxy_for
+from dm05_prep.sources.connection import Pool
 from dm05_prep.sources.hf_settings import find_settings
 from dm05_prep.sources.options import NO_OPTIONS, SourceOptions
 from dm05_prep.sources.retry import RetryPolicy

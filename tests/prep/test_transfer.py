@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from dm05_prep.errors import PrepError
-from dm05_prep.sources import partfile, transfer
+from dm05_prep.sources import partfile, streams
 from dm05_prep.sources.checks import Checks
 from dm05_prep.sources.partfile import SPAN_BYTES, PartFile
 from places import PART, Place, fetch, make_place, random_bytes, ranges
@@ -97,7 +97,7 @@ def test_memory_stays_small(bos_place: Place, tmp_path: Path) -> None:
 
 def test_a_progress_that_blocks_holds_the_transfer_back(place: Place, tmp_path: Path, monkeypatch: Any) -> None:
     """The engine keeps the disk from filling by blocking there."""
-    monkeypatch.setattr(transfer, "UNREPORTED_BYTES", 1 << 20)
+    monkeypatch.setattr(streams, "UNREPORTED_BYTES", 1 << 20)
     size = 3 * SPAN_BYTES
     place.put(random_bytes(size))
     gate, entered = threading.Event(), threading.Event()
@@ -113,7 +113,7 @@ def test_a_progress_that_blocks_holds_the_transfer_back(place: Place, tmp_path: 
     held = sum(json.loads((tmp_path / f"{PART}.part.json").read_text())["done"])
     gate.set()
     thread.join(20)
-    assert held < (1 << 20) + 12 * transfer.BUFFER_BYTES
+    assert held < (1 << 20) + 12 * streams.BUFFER_BYTES
     assert (tmp_path / PART).stat().st_size == size
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from conftest import SECRETS
 from dm05_prep.errors import PrepError
-from dm05_prep.sources import SourceOptions, open_source, partfile, transfer
+from dm05_prep.sources import SourceOptions, open_source, partfile
 from dm05_prep.sources.retry import Stopped
 from places import PART, Place, fetch, make_place, random_bytes, ranges, sha256
 
@@ -26,7 +26,6 @@ pytestmark = pytest.mark.usefixtures("quiet_environment")
 @pytest.fixture(autouse=True)
 def small_spans(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(partfile, "SPAN_BYTES", SPAN)
-    monkeypatch.setattr(transfer, "SPAN_BYTES", SPAN)
 
 
 @pytest.fixture(params=["bos", "hf"])
@@ -127,6 +126,10 @@ FAILING: dict[str, tuple[dict[str, Any], str]] = {
     "asked to wait for a day": (
         {"kind": "status", "status": 503, "headers": {"Retry-After": "86400"}},
         "asks to wait 24.0 hours",
+    ),
+    "redirected to nowhere": (
+        {"kind": "status", "status": 307, "headers": {"Location": "http://host:port/"}, "times": -1},
+        "redirects to an address that cannot be used",
     ),
     "redirects in a circle": (
         {"kind": "status", "status": 302, "headers": {"Location": ""}, "times": -1},

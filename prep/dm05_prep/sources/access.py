@@ -10,11 +10,12 @@ import http
 import re
 from collections.abc import Callable, Mapping
 from typing import Protocol
-from urllib.parse import quote, urljoin
+from urllib.parse import quote, urljoin, urlsplit
 
 from dm05_prep.errors import PrepError
+from dm05_prep.sources.addresses import display
 from dm05_prep.sources.checks import Checks
-from dm05_prep.sources.connection import Link, Pool, Reply, Request, display
+from dm05_prep.sources.connection import Link, Pool, Reply, Request
 from dm05_prep.sources.partfile import Span
 from dm05_prep.sources.retry import RETRY_STATUS, Trouble, retry_after
 
@@ -110,7 +111,7 @@ def open_span(pool: Pool, access: Access, span: Span, *, whole: bool, opened: Ca
         if reply.status not in _REDIRECTS or not location:
             break
         try:
-            location = urljoin(request.url, quote(location.encode("latin-1"), safe=_ADDRESS_SIGNS))
+            location = _target(request.url, location)
             headers = access.moved(reply, location)
         finally:
             reply.read()
@@ -131,6 +132,19 @@ def describe_status(status: int) -> str:
         return f"HTTP {status} {http.HTTPStatus(status).phrase}"
     except ValueError:
         return f"HTTP {status}"
+
+
+def _target(url: str, location: str) -> str:
+    """The absolute address that a redirect of ``url`` leads to; Trouble when it is none."""
+    target = urljoin(url, quote(location.encode("latin-1"), safe=_ADDRESS_SIGNS))
+    try:
+        parts = urlsplit(target)
+        usable = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port or 1) > 0
+    except ValueError:
+        usable = False
+    if not usable:
+        raise Trouble("redirects to an address that cannot be used")
+    return target
 
 
 def _judge(access: Access, span: Span, reply: Reply, whole: bool) -> None:

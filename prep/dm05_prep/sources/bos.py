@@ -17,11 +17,12 @@ from dm05_schemas.errors import UsageError
 from dm05_prep.console import warn
 from dm05_prep.errors import PrepError
 from dm05_prep.sources.access import Changed, Expired, describe_status
+from dm05_prep.sources.addresses import origin
 from dm05_prep.sources.base import RemoteFile
 from dm05_prep.sources.bos_api import EXPIRED_CODES, BosApi, BosFault, Object, error_code
 from dm05_prep.sources.bos_login import find_endpoint, find_login
 from dm05_prep.sources.checks import Checks
-from dm05_prep.sources.connection import Reply, Request, origin
+from dm05_prep.sources.connection import Reply, Request
 from dm05_prep.sources.names import MODEL_FILES, RELEASED_PARTS, check_name
 from dm05_prep.sources.options import NO_OPTIONS, SourceOptions
 from dm05_prep.sources.retry import RetryPolicy, persist

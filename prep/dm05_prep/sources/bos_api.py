@@ -19,9 +19,10 @@ from urllib.parse import quote, urlsplit
 
 from dm05_prep.errors import PrepError
 from dm05_prep.sources.access import describe_status
+from dm05_prep.sources.addresses import proxy_for
 from dm05_prep.sources.bos_login import BosLogin
 from dm05_prep.sources.checks import Checks
-from dm05_prep.sources.connection import Pool, Request, connection_failure, proxy_for
+from dm05_prep.sources.connection import Pool, Request, connection_failure
 from dm05_prep.sources.retry import RETRY_STATUS, RetryPolicy, Trouble, retry_after
 
 PAGE = 1000

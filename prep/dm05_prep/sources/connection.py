@@ -6,7 +6,6 @@ another thread, so that a stop never waits for a silent server. Proxies come fro
 
 from __future__ import annotations
 
-import base64
 import email.utils
 import http.client
 import socket
@@ -14,16 +13,15 @@ import ssl
 import threading
 import time
 import urllib.parse
-import urllib.request
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from email.message import Message
 
 from dm05_prep.errors import PrepError
+from dm05_prep.sources.addresses import PROXY_FIX, default_port, display, netloc, origin, proxy_for
 from dm05_prep.sources.retry import Trouble
 
 MAX_SMALL_BODY = 8 << 20
-PROXY_FIX = "Correct HTTP_PROXY / HTTPS_PROXY / ALL_PROXY, or name the host in NO_PROXY"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,53 +31,6 @@ class Request:
     url: str = field(repr=False)
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
     method: str = "GET"
-
-
-@dataclass(frozen=True)
-class Proxy:
-    """Where requests for one scheme go; ``authorization`` is the value of a Proxy-Authorization header."""
-
-    host: str
-    port: int
-    authorization: str | None = field(default=None, repr=False)
-
-
-def display(url: str) -> str:
-    """``url`` without user, password, query and fragment: safe in a message."""
-    parts = urllib.parse.urlsplit(url)
-    return f"{parts.scheme}://{_netloc(parts)}{parts.path}"
-
-
-def origin(url: str) -> str:
-    """Scheme, host and port of ``url``: what decides whether credentials may go along a redirect."""
-    parts = urllib.parse.urlsplit(url)
-    return f"{parts.scheme}://{(parts.hostname or '').lower()}:{parts.port or _default_port(parts.scheme)}"
-
-
-def proxy_for(url: str) -> Proxy | None:
-    """The proxy that the environment names for ``url``, if any.
-
-    Raises:
-        PrepError: a kind of proxy that cannot be used.
-    """
-    parts = urllib.parse.urlsplit(url)
-    proxies = urllib.request.getproxies_environment()
-    text = proxies.get(parts.scheme) or proxies.get("all")
-    if not text or urllib.request.proxy_bypass(_netloc(parts)):
-        return None
-    proxy = urllib.parse.urlsplit(text if "://" in text else f"http://{text}")
-    try:
-        port = proxy.port or _default_port(proxy.scheme)
-    except ValueError:
-        raise PrepError("the port of the proxy is no number", where=_variable(parts.scheme), fix=PROXY_FIX) from None
-    if proxy.scheme != "http" or not proxy.hostname:
-        what = f"a {proxy.scheme}:// proxy cannot be used, only http://HOST:PORT"
-        raise PrepError(what, where=_variable(parts.scheme), fix=PROXY_FIX)
-    authorization = None
-    if proxy.username is not None:
-        words = f"{urllib.parse.unquote(proxy.username)}:{urllib.parse.unquote(proxy.password or '')}"
-        authorization = "Basic " + base64.b64encode(words.encode()).decode()
-    return Proxy(proxy.hostname, port, authorization)
 
 
 def clock_ahead(headers: Message) -> float | None:
@@ -160,7 +111,7 @@ class Link:
     def __init__(self, pool: Pool, url: str, timeout_s: float) -> None:
         parts = urllib.parse.urlsplit(url)
         self._pool, self.key, self.fresh, self.cut_off = pool, origin(url), True, False
-        host, port = parts.hostname or "", parts.port or _default_port(parts.scheme)
+        host, port = parts.hostname or "", parts.port or default_port(parts.scheme)
         self._wire: socket.socket | None = None  # http.client forgets its own when the server will close
         self._proxy = proxy_for(url)
         self.via = f" through the proxy {self._proxy.host}:{self._proxy.port}" if self._proxy else ""
@@ -181,9 +132,9 @@ class Link:
         """Send ``request`` and read the head of the answer; raises what http.client raises."""
         parts = urllib.parse.urlsplit(request.url)
         target = urllib.parse.urlunsplit(("", "", parts.path or "/", parts.query, ""))
-        headers = {"Host": _netloc(parts), "Accept-Encoding": "identity", "User-Agent": "dm05-prep", **request.headers}
+        headers = {"Host": netloc(parts), "Accept-Encoding": "identity", "User-Agent": "dm05-prep", **request.headers}
         if self._absolute:
-            target = f"{parts.scheme}://{_netloc(parts)}{target}"
+            target = f"{parts.scheme}://{netloc(parts)}{target}"
             if self._proxy and self._proxy.authorization:
                 headers["Proxy-Authorization"] = self._proxy.authorization
         self._http.putrequest(request.method, target, skip_host=True, skip_accept_encoding=True)
@@ -311,24 +262,10 @@ def describe_failure(error: Exception, when: str) -> str:
 
 def connection_failure(error: Exception, url: str, via: str = "") -> Exception:
     """Trouble for a failed connection; PrepError where waiting cannot help. ``via``: the proxy, in words."""
-    host = _netloc(urllib.parse.urlsplit(url)) + via
+    host = netloc(urllib.parse.urlsplit(url)) + via
     if isinstance(error, ssl.SSLCertVerificationError):
         what = f"its certificate is not trusted: {error.verify_message}"
         return PrepError(what, where=host, fix="Set SSL_CERT_FILE to the certificates to trust, and check the clock")
     if isinstance(error, OSError) and str(error).startswith("Tunnel connection failed: 407"):
         return PrepError("the proxy asks for a user and password", where=host, fix=PROXY_FIX)
     return Trouble(f"{host}: {describe_failure(error, 'before an answer came')}")
-
-
-def _netloc(parts: urllib.parse.SplitResult) -> str:
-    host = parts.hostname or ""
-    host = f"[{host}]" if ":" in host else host
-    return f"{host}:{parts.port}" if parts.port and parts.port != _default_port(parts.scheme) else host
-
-
-def _default_port(scheme: str) -> int:
-    return 443 if scheme == "https" else 80
-
-
-def _variable(scheme: str) -> str:
-    return f"${scheme.upper()}_PROXY"

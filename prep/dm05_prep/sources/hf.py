@@ -16,9 +16,10 @@ from dm05_schemas.errors import UsageError
 from dm05_prep.console import warn
 from dm05_prep.errors import PrepError
 from dm05_prep.sources.access import Changed, Expired, describe_status
+from dm05_prep.sources.addresses import display, origin
 from dm05_prep.sources.base import RemoteFile
 from dm05_prep.sources.checks import Checks
-from dm05_prep.sources.connection import Reply, Request, display, origin
+from dm05_prep.sources.connection import Reply, Request
 from dm05_prep.sources.copying import copy_verified
 from dm05_prep.sources.helper import HELPER_MIN_BYTES, HelperFailed, run_helper
 from dm05_prep.sources.hf_api import HubFile, Repository
@@ -26,6 +27,7 @@ from dm05_prep.sources.hf_settings import OFFICIAL_HOSTS, find_settings
 from dm05_prep.sources.names import check_name
 from dm05_prep.sources.options import NO_OPTIONS, SourceOptions
 from dm05_prep.sources.retry import RetryPolicy
+from dm05_prep.sources.streams import Report
 from dm05_prep.sources.transfer import Probe, Transfer
 
 DEFAULT_REPOSITORIES = {"dataset": "Dexmal/libero", "model": "Dexmal/DM05"}
@@ -87,17 +89,17 @@ class HubSource:
 
     def fetch(self, file: RemoteFile, target: Path, *, progress: Callable[[int], None], stop: threading.Event) -> Path:
         """See :meth:`dm05_prep.sources.base.Source.fetch`."""
-        listed = self.lookup(file.name)
+        listed, report = self.lookup(file.name), Report(progress)
         access = _HubAccess(self, listed)
         if not target.exists() and not target.with_name(target.name + ".part.json").exists():
-            if self._copy_from_cache(access, listed, target, progress, stop):
+            if self._copy_from_cache(access, listed, target, report.attempt(), stop):
                 return target
             if self.repository.settings.offline:
                 where = f"{self.repository.name}@{self.commit}/{file.name}"
                 raise PrepError("the hub's cache does not hold it whole", where=where, fix="Unset HF_HUB_OFFLINE")
-            if self._fetch_by_helper(access, listed, target, progress, stop):
+            if self._fetch_by_helper(access, listed, target, report.attempt(), stop):
                 return target
-        return self._transfer.fetch(access, target, progress=progress, stop=stop, durable=self._durable)
+        return self._transfer.fetch(access, target, progress=report.attempt(), stop=stop, durable=self._durable)
 
     def probe(self, file: RemoteFile) -> Probe:
         """Have the first byte of ``file``; raises PrepError."""

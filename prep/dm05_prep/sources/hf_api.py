@@ -13,7 +13,7 @@ from dm05_schemas.errors import UsageError
 
 from dm05_prep.errors import PrepError
 from dm05_prep.sources.access import describe_status
-from dm05_prep.sources.connection import PROXY_FIX
+from dm05_prep.sources.addresses import PROXY_FIX
 from dm05_prep.sources.hf_settings import HubSettings
 from dm05_prep.sources.retry import RETRY_STATUS, RetryPolicy, Trouble, persist, retry_after
 
