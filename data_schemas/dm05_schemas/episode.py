@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from dm05_schemas import strict_json
 from dm05_schemas.findings import Finding, finding
-from dm05_schemas.frame import FLOAT32_MAX, UrlProblem, check_frame, clean_url, prompt_problems
+from dm05_schemas.frame import LARGEST, UrlProblem, check_frame, clean_url, prompt_problems
 from dm05_schemas.registry import DatasetSpec
 
 __all__ = ["Episode", "Finding", "read_episode", "scan_episode"]
@@ -136,7 +136,7 @@ def _split(path: Path, data: bytes) -> tuple[list[bytes], list[Finding]]:
             found.append(finding("crlf", path, ends[0], f"{len(ends)} of {len(lines)} lines end in CR LF"))
     if rest:
         lines.append(rest)
-        if rest.strip():
+        if not blank_line(rest):
             found.append(finding("no-final-newline", path, len(lines), "no newline at the end of the file"))
     return lines, found
 
@@ -193,7 +193,7 @@ def _matrix(vectors: list[Any], dims: int) -> NDArray[np.float32]:
     if not set(map(type, chain.from_iterable(vectors))) <= {float, int}:
         raise _Odd
     values = np.fromiter(chain.from_iterable(vectors), dtype=np.float64, count=len(vectors) * dims)
-    if not np.abs(values).max() <= FLOAT32_MAX:
+    if not np.abs(values).max() <= LARGEST:
         raise _Odd
     return values.astype(np.float32).reshape(-1, dims)
 
@@ -230,12 +230,7 @@ def _careful(path: Path, data: bytes, spec: DatasetSpec) -> tuple[list[dict[str,
     encoding = foreign_encoding(data)
     if encoding:
         return [], [finding("utf16", path, None, f"is {encoding}, not UTF-8")]
-    found: list[Finding] = []
-    if data.startswith(BOM):
-        found.append(finding("bom", path, 1, "starts with a byte order mark"))
-        data = data[len(BOM) :]
-    lines, ends = _split(path, data)
-    found += ends
+    lines, found = _split(path, data)
     frames, numbers = [], []
     for number, line in enumerate(lines, 1):
         frame, problems = parse_line(line, spec)
@@ -243,8 +238,9 @@ def _careful(path: Path, data: bytes, spec: DatasetSpec) -> tuple[list[dict[str,
         if isinstance(frame, dict):
             frames.append(frame)
             numbers.append(number)
-    blank = sum(item.kind == "blank-line" for item in found)
-    found += _whole(path, frames, numbers, len(lines) - blank, spec)
+    if not any(item.kind == "lone-cr" for item in found):  # each may end a frame
+        blank = sum(item.kind == "blank-line" for item in found)
+        found += _whole(path, frames, numbers, len(lines) - blank, spec)
     return frames, sorted(found, key=lambda item: item.line or 0)
 
 
@@ -254,6 +250,9 @@ def parse_line(line: bytes, spec: DatasetSpec) -> tuple[object, Iterable[tuple[s
     if blank:
         return None, [("blank-line", blank)]
     problems: list[tuple[str, str]] = []
+    if line.startswith(BOM):
+        problems.append(("bom", "starts with a byte order mark"))
+        line = without_bom(line)
     if len(line) > HUGE_LINE:
         problems.append(("huge-line", f"line of {len(line) / 2**20:.1f} MiB"))
     if b"\r" in line:
@@ -296,6 +295,13 @@ def blank_line(line: bytes) -> str | None:
     if line[:1] == b"{" or line.decode("utf-8", "replace").strip().strip(_BLANK):
         return None
     return "line of white space only"
+
+
+def without_bom(line: bytes) -> bytes:
+    """The line without the byte order marks it starts with; files that were joined have them inside too."""
+    while line.startswith(BOM):
+        line = line[len(BOM) :]
+    return line
 
 
 def foreign_encoding(data: bytes) -> str | None:

@@ -13,6 +13,7 @@ _FIX = "dm05-prep validate --fix mends it"
 _REPAIR = "Correct the frame or remove the episode, then run dm05-prep index"
 _FETCH = "Extract it again with dm05-prep dataset"
 _INDEX = "dm05-prep index (or validate --fix) writes it"
+_REBUILD = "dm05-prep index --rebuild writes it"
 _STATS = "Run dm05-prep norm-stats again"
 _PACK = "Run dm05-prep pack --force"
 
@@ -69,8 +70,10 @@ KINDS: dict[str, Kind] = {
     "index-missing": Kind("error", "missing index", _INDEX),
     "index-broken": Kind("error", "index that cannot be read", _INDEX),
     "index-stale": Kind("error", "stale index", _INDEX),
+    "index-foreign": Kind("error", "index of other code, which training does not rely on", _INDEX),
     "index-copies": Kind("error", "two copies of the index that differ", _INDEX),
-    "index-count": Kind("error", "number of frames that differs from the index", _INDEX),
+    "index-count": Kind("error", "number of frames that differs from the index", _REBUILD),
+    "index-content": Kind("error", "file that changed behind its size and time", _REBUILD),
     "stats-missing": Kind(
         "warning", "no statistics yet", "dm05-prep norm-stats computes them, training does so itself"
     ),

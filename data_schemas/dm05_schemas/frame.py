@@ -21,7 +21,8 @@ import numpy as np
 
 from dm05_schemas.registry import DatasetSpec
 
-FLOAT32_MAX = float(np.finfo(np.float32).max)
+# A quarter of float32's range: differences to the state, and the gap between their quantiles, then stay finite too.
+LARGEST = float(np.finfo(np.float32).max) / 4
 LONG_PROMPT = 1000
 _ABSOLUTE = re.compile(r"[/\\]|[A-Za-z]:[/\\]|[A-Za-z][A-Za-z0-9+.\-]+://")
 
@@ -119,8 +120,8 @@ def _check_vector(frame: dict[str, object], key: str, dims: int) -> list[Problem
     for position, value in enumerate(vector):
         if type(value) not in (int, float):
             found.append(Problem("bad-vector", f"{key}[{position}] is {json_kind(value)}, not a number"))
-        elif not abs(value) <= FLOAT32_MAX:
-            found.append(Problem("not-finite", f"{key}[{position}] is {value}, beyond float32"))
+        elif not abs(value) <= LARGEST:
+            found.append(Problem("not-finite", f"{key}[{position}] is {value}, beyond what float32 can calculate with"))
     if len(vector) != dims:
         found.append(Problem("wrong-dims", f"{key} has {len(vector)} numbers where {dims} are due"))
     return found[:3]

@@ -18,6 +18,7 @@ import hashlib
 import os
 import posixpath
 import shlex
+import stat
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,10 +30,11 @@ from dm05_schemas.registry import DatasetSpec
 from dm05_schemas.workspace import INDEX_NAME, Workspace
 
 FORMAT = 1
+FOREIGN = "was not written by this program and lacks what shows that a file has changed"
 
 
 class FileState(NamedTuple):
-    """Size in bytes and modification time in ns of a file as it is now; -1 when it cannot be read."""
+    """Size in bytes and modification time in ns of a file as it is now; -1 when it is no file that can be read."""
 
     size: int
     mtime_ns: int
@@ -100,7 +102,7 @@ def read_index(path: Path, workspace: Workspace, spec: DatasetSpec) -> Index:
     """The index in ``path``, its keys resolved.
 
     Raises:
-        DataError: missing, not strict JSON, or not an index; the text names the command that writes it.
+        DataError: missing, not strict JSON, not an index, or edited; the text names the command that writes it.
     """
     rebuild = f"Run {index_command(workspace, spec)}"
     if not path.is_file():
@@ -109,6 +111,8 @@ def read_index(path: Path, workspace: Workspace, spec: DatasetSpec) -> Index:
         document = strict_json.read_object(path)
     except DataError as error:
         raise DataError(error.what, where=path, fix=rebuild) from None
+    except OSError as error:
+        raise DataError(f"cannot be read: {error.strerror or error}", where=path, fix=rebuild) from None
     counts, files, meta = (document.get(key) for key in ("data", "files", "meta_data"))
     if not isinstance(counts, dict):
         raise DataError('is not an index: no "data"', where=path, fix=rebuild)
@@ -127,6 +131,8 @@ def read_index(path: Path, workspace: Workspace, spec: DatasetSpec) -> Index:
         else:
             entries[name] = EpisodeEntry(frames, *_state_of(states.get(key)))
     fingerprint = meta.get("fingerprint") if isinstance(meta, dict) else None
+    if isinstance(fingerprint, str) and not outside and fingerprint != fingerprint_of(spec.jsonl_dir, entries):
+        raise DataError("its numbers do not fit its fingerprint (edited by hand?)", where=path, fix=rebuild)
     return Index(
         path=path,
         jsonl=spec.jsonl(workspace),
@@ -159,13 +165,15 @@ def require_fresh(workspace: Workspace, spec: DatasetSpec) -> Index:
     """The dataset's index, known to be true.
 
     Raises:
-        DataError: missing, broken or stale.
+        DataError: missing, broken, stale, or of other code, whose index does not tell whether a file was changed.
     """
     index = read_index(index_path(workspace, spec), workspace, spec)
+    fix = f"Run {index_command(workspace, spec)}"
     reasons = check_fresh(index)
     if reasons:
-        fix = f"Run {index_command(workspace, spec)}"
         raise DataError(f"the index is stale: {'; '.join(reasons)}", where=index.path, fix=fix)
+    if index.fingerprint is None:
+        raise DataError(FOREIGN, where=index.path, fix=fix)
     return index
 
 
@@ -184,16 +192,25 @@ def _walk(folder: Path, prefix: str, found: dict[str, FileState], above: frozens
         for entry in entries:
             if entry.name.startswith("."):
                 continue
-            if entry.name.endswith(".jsonl") and not entry.is_dir():
+            if entry.name.endswith(".jsonl") and not _is_folder(entry):
                 found[_utf8(prefix + entry.name, folder)] = _file_state(entry)
-            elif entry.is_dir():
+            elif _is_folder(entry):
                 _walk(folder / entry.name, f"{prefix}{entry.name}/", found, above | {here})
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:  # a symlink to itself
+        return False
 
 
 def _file_state(entry: os.DirEntry[str]) -> FileState:
     try:
         status = entry.stat()
     except OSError:
+        return FileState(-1, -1)
+    if not stat.S_ISREG(status.st_mode):  # reading a pipe would wait for ever
         return FileState(-1, -1)
     return FileState(status.st_size, status.st_mtime_ns)
 

@@ -21,13 +21,13 @@ same keys, or the file that $DM05_DATASETS names), one table a dataset; only the
 from __future__ import annotations
 
 import difflib
-import json
 import re
 import sys
 from dataclasses import MISSING, dataclass, fields, replace
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal
 
+from dm05_schemas import strict_json
 from dm05_schemas.errors import DataError
 from dm05_schemas.workspace import Workspace
 
@@ -115,7 +115,7 @@ def read_specs(path: Path) -> dict[str, DatasetSpec]:
     """
     try:
         text = path.read_text(encoding="utf-8-sig")
-        tables = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
+        tables = strict_json.parse(text.encode()) if path.suffix == ".json" else tomllib.loads(text)
     except (ValueError, RecursionError) as error:  # decoding errors of UTF-8, TOML and JSON are all ValueErrors
         raise DataError(f"cannot be read: {error}", where=path, fix="Mend the file") from error
     if not isinstance(tables, dict):
@@ -169,6 +169,9 @@ def _problems(spec: DatasetSpec) -> list[str]:
             found.append(f"{key} must be a relative path that stays inside, not {value!r}")
     if not spec.image_keys or len(set(spec.image_keys)) != len(spec.image_keys):
         found.append("image_keys must name at least one camera, each once")
+    taken = sorted({"state", "action", "prompt", "is_robot"}.intersection(spec.image_keys))
+    if taken:
+        found.append(f"image_keys must not name {taken[0]!r}, which is another part of a frame")
     if len(spec.image_prompts) != len(spec.image_keys):
         found.append(f"{len(spec.image_keys)} image_keys need as many image_prompts, not {len(spec.image_prompts)}")
     if not spec.state_desc or any(word not in STATE_WORDS for word in spec.state_desc):

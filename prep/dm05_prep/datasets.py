@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -72,7 +73,8 @@ def table(specs: list[DatasetSpec], workspace: Workspace) -> str:
 
 def details(spec: DatasetSpec) -> str:
     """The entry of one dataset as it would stand in datasets.toml."""
-    lines = [f"[{spec.name}]"]
+    bare = re.fullmatch(r"[A-Za-z0-9_\-]+", spec.name)
+    lines = [f"[{spec.name if bare else json.dumps(spec.name, ensure_ascii=False)}]"]
     for key, value in vars(spec).items():
         if key == "name" or value is None:
             continue
@@ -81,7 +83,6 @@ def details(spec: DatasetSpec) -> str:
 
 
 def _toml(value: object) -> str:
-
     if isinstance(value, tuple):
         return "[" + ", ".join(json.dumps(item, ensure_ascii=False) for item in value) + "]"
     if isinstance(value, Path):

@@ -5,11 +5,12 @@ The new file is written beside the old one and renamed over it.
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from pathlib import Path
 
 import orjson
-from dm05_schemas.episode import BOM, blank_line, foreign_encoding
+from dm05_schemas.episode import BOM, blank_line, foreign_encoding, without_bom
 from dm05_schemas.errors import DataError
 from dm05_schemas.files import replace_file
 from dm05_schemas.index import check_fresh, index_path, list_episodes, read_index
@@ -27,9 +28,15 @@ _PARALLEL_BYTES = 1 << 28
 def fix_dataset(
     workspace: Workspace, spec: DatasetSpec, *, jobs: int | None = None, progress: bool = False
 ) -> list[str]:
-    """Mend every episode file that can be mended, then the index; returns one line for each thing done."""
+    """Mend every episode file that can be mended, then the index; returns one line for each thing done.
+
+    What cannot be read is left for the validation that follows to tell.
+    """
     folder = spec.jsonl(workspace)
-    files = {name: state for name, state in list_episodes(folder).items() if state.size > 0}
+    try:
+        files = {name: state for name, state in list_episodes(folder).items() if state.size > 0}
+    except (DataError, OSError):
+        return []
     total = sum(state.size for state in files.values())
     work = [[folder / name for name in names] for names in batches(files, lambda name: files[name].size, _BATCH_BYTES)]
     workers = (jobs or default_jobs()) if total >= _PARALLEL_BYTES else 1
@@ -74,14 +81,16 @@ def _as_utf8(data: bytes, done: Counter[str]) -> bytes:
         except UnicodeError:
             return data
         done[f"{encoding} made UTF-8"] += 1
-    if data.startswith(BOM):
-        done["byte order mark removed"] += 1
-        data = data[len(BOM) :]
     return data
 
 
 def _frames_of(line: bytes, done: Counter[str]) -> list[bytes]:
     """The frames of one line: itself, none when it is blank, or several that carriage returns keep apart."""
+    if line.startswith(BOM):
+        done["byte order mark removed"] += 1
+        line = without_bom(line)
+        if not line:
+            return []
     if b"\r" in line and all(_is_object(piece) for piece in line.split(b"\r") if not blank_line(piece)):
         pieces = line.split(b"\r")
         done["lone CR made LF"] += len(pieces) - 1
@@ -100,7 +109,11 @@ def _is_object(line: bytes) -> bool:
 def _fix_files(paths: list[Path]) -> list[str]:
     lines = []
     for path in paths:
-        new, done = mend(path.read_bytes())
+        try:
+            data = path.read_bytes()
+        except OSError:
+            continue
+        new, done = mend(data)
         if done:
             replace_file(path, new)
             lines.append(f"{path}: {', '.join(f'{what} ({count})' for what, count in done.items())}")
@@ -117,4 +130,8 @@ def _fix_index(workspace: Workspace, spec: DatasetSpec, jobs: int | None, progre
         result = build_index(workspace, spec, jobs=jobs, progress=progress)
     except DataError:
         return []  # the validation that follows says why
+    except OSError as error:
+        if error.filename and Path(os.fsdecode(error.filename)).is_relative_to(spec.jsonl(workspace)):
+            return []
+        raise
     return [f"{path}: index written ({'; '.join(reasons) or 'its copy differed'})"] if result.computed else []

@@ -7,18 +7,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import orjson
-from dm05_schemas.errors import DataError
+from dm05_schemas.errors import DataError, UsageError
 from dm05_schemas.files import replace_file
 from dm05_schemas.index import (
     FORMAT,
     EpisodeEntry,
     FileState,
-    check_fresh,
     fingerprint_of,
-    index_command,
     index_path,
     list_episodes,
     read_index,
+    require_fresh,
 )
 from dm05_schemas.registry import DatasetSpec, lookup
 from dm05_schemas.version import tool_version
@@ -74,7 +73,8 @@ def build_index(
         raise DataError("has no .jsonl files", where=folder, fix="dm05-prep dataset lays a dataset out")
     for name, state in present.items():
         if state.size < 0:
-            raise DataError("cannot be read (a symlink to nothing?)", where=folder / name, fix="Remove or restore it")
+            what = "is no file that can be read (a symlink to nothing?)"
+            raise DataError(what, where=folder / name, fix="Remove or restore it")
     entries = {} if force else _still_right(workspace, spec, present)
     reused = len(entries) == len(present)
     for path, counted in (known or {}).items():
@@ -85,7 +85,7 @@ def build_index(
     data = _document(spec, entries)
     written = False
     for path in (index_path(workspace, spec), workspace.index_cache):
-        if not path.is_file() or path.read_bytes() != data:
+        if not _holds(path, data):
             replace_file(path, data)
             written = True
     return IndexResult(
@@ -95,6 +95,13 @@ def build_index(
         fingerprint=fingerprint_of(spec.jsonl_dir, entries),
         computed=written or not reused,
     )
+
+
+def _holds(path: Path, data: bytes) -> bool:
+    try:
+        return path.read_bytes() == data
+    except OSError:  # what it is that hinders shows when it is written
+        return False
 
 
 def _still_right(workspace: Workspace, spec: DatasetSpec, present: Mapping[str, FileState]) -> dict[str, EpisodeEntry]:
@@ -169,6 +176,8 @@ class IndexCommand:
 
     def run(self) -> int:
         """Do it; 1 when --check finds the index stale."""
+        if self.check and self.rebuild:
+            raise UsageError("--check writes nothing and --rebuild writes everything", fix="Give one of the two")
         workspace = Workspace.resolve(self.workspace)
         spec = lookup(self.dataset_name, workspace)
         if self.check:
@@ -180,11 +189,7 @@ class IndexCommand:
         return 0
 
     def _check(self, workspace: Workspace, spec: DatasetSpec) -> int:
-        index = read_index(index_path(workspace, spec), workspace, spec)
-        reasons = check_fresh(index)
-        if reasons:
-            fix = f"Run {index_command(workspace, spec)}"
-            raise DataError(f"the index is stale: {'; '.join(reasons)}", where=index.path, fix=fix)
+        index = require_fresh(workspace, spec)
         if not self.quiet:
             say(f"index      {len(index.entries):,} episodes, {index.frames:,} frames, current: {index.path}")
         return 0

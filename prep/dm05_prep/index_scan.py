@@ -102,6 +102,8 @@ def _count_carefully(data: bytes, path: Path | str) -> int:
         blank = blank_line(line.removesuffix(b"\r"))
         if blank:
             raise finding("blank-line", path, number, blank).error()
+        if b"\r" in line.removesuffix(b"\r") and len(lines) == 1:  # old Mac line ends: not one frame
+            raise finding("lone-cr", path, number, "carriage return without line feed").error()
     for found in too_few_frames(path, len(lines)):
         raise found.error()
     return len(lines)

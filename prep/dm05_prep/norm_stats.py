@@ -38,6 +38,8 @@ from dm05_prep.console import say, warn
 from dm05_prep.index import build_index
 from dm05_prep.parallel import batches, chosen_jobs, default_jobs, ordered_map
 
+# Counts of a frame's weight and of all frames stay well inside 64 bits.
+MAX_CHUNK = 1_000_000
 _BATCH_BYTES = 1 << 25
 # Starting processes takes longer than parsing less than this much.
 _PARALLEL_BYTES = 1 << 24
@@ -87,7 +89,7 @@ def compute(
     Args:
         workspace: where the dataset lies.
         spec: the dataset.
-        chunk_size: H, 1 or more.
+        chunk_size: H, 1 to a million.
         action_mode: "absolute" or "relative".
         out: folder to write to, the workspace's norm_stats when None.
         jobs: processes, all cores when None.
@@ -97,8 +99,8 @@ def compute(
     Raises:
         DataError: the first unacceptable frame, with file and line, or relative mode for dims that differ.
     """
-    if chunk_size < 1:
-        raise DataError(f"chunk size must be 1 or more, not {chunk_size}")
+    if not 1 <= chunk_size <= MAX_CHUNK:
+        raise DataError(f"chunk size must be 1 to {MAX_CHUNK:,}, not {chunk_size}")
     if action_mode == "relative" and spec.state_dim != spec.action_dim:
         dims = f"{spec.action_dim} action and {spec.state_dim} state dims"
         raise DataError(f"relative mode needs as many of both, {spec.name} has {dims}", fix="Use absolute mode")
@@ -179,7 +181,9 @@ def _read_vectors(task: _Task) -> _Vectors:
     for path, checksum in zip(task.paths, task.checksums, strict=True):
         data = path.read_bytes()
         if checksum is not None and crc32c.crc32c(data) != checksum:
-            raise DataError("changed while the statistics were computed", where=path, fix="Run the command again")
+            what = "is not what the index says, though its size and time are"
+            fix = f"Run dm05-prep index --rebuild --dataset-name {task.spec.name}, then this command again"
+            raise DataError(what, where=path, fix=fix)
         episode, findings = scan_episode(path, task.spec, data=data)
         if episode is None:
             raise next(found for found in findings if found.severity == "error").error()
@@ -251,8 +255,8 @@ class NormStatsCommand:
         mode = self.action_mode or spec.action_mode
         if mode not in ("absolute", "relative"):
             raise UsageError(f"--action-mode must be absolute or relative, not {mode!r}")
-        if self.chunk_size < 1:
-            raise UsageError(f"--chunk-size must be 1 or more, not {self.chunk_size}")
+        if not 1 <= self.chunk_size <= MAX_CHUNK:
+            raise UsageError(f"--chunk-size must be 1 to {MAX_CHUNK:,}, not {self.chunk_size}")
         result = compute(
             workspace, spec, self.chunk_size, mode, out=self.out, jobs=chosen_jobs(self.jobs), force=self.force,
             progress=not self.quiet,

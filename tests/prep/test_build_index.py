@@ -97,6 +97,15 @@ def test_known_counts_of_another_size_are_not_taken(workspace: Workspace) -> Non
     assert build_index(workspace, SPEC, known=known).frames == 12
 
 
+def test_an_edited_index_is_made_anew(workspace: Workspace) -> None:
+    path = build_index(workspace, SPEC).path
+    right = path.read_bytes()
+    path.write_bytes(right.replace(b'episode_000.jsonl": 3', b'episode_000.jsonl": 9'))
+    assert path.read_bytes() != right
+    assert build_index(workspace, SPEC).computed
+    assert path.read_bytes() == right
+
+
 def test_the_fingerprint_is_of_the_data_alone(workspace: Workspace, tmp_path: Path) -> None:
     first = build_index(workspace, SPEC)
     shutil.copytree(workspace.root, tmp_path / "copy")
@@ -175,7 +184,7 @@ def test_episodes_in_subfolders_and_symlinks(workspace: Workspace, tmp_path: Pat
     with pytest.raises(DataError) as caught:
         build_index(workspace, SPEC)
     path = folder / "episode_001.jsonl"
-    assert str(caught.value) == f"{path}: cannot be read (a symlink to nothing?). Remove or restore it"
+    assert str(caught.value) == f"{path}: is no file that can be read (a symlink to nothing?). Remove or restore it"
 
 
 def command(workspace: Workspace, *flags: str) -> subprocess.CompletedProcess[str]:
@@ -207,6 +216,7 @@ def test_the_command(workspace: Workspace) -> None:
     assert command(workspace).stdout == f"index      3 episodes, 12 frames, already current: {path}\n"
     assert command(workspace, "--check").stdout == f"index      3 episodes, 12 frames, current: {path}\n"
     assert command(workspace, "--rebuild", "--quiet").stdout == ""
+    assert command(workspace, "--check", "--rebuild").returncode == 2
     os.utime(SPEC.jsonl(workspace) / "episode_002.jsonl")
     stale = command(workspace, "--check")
     reason = "1 episode file modified since (episode_002.jsonl)"

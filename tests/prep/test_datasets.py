@@ -44,8 +44,11 @@ def test_names_alone(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out.split() == [spec.name for spec in BUILT_IN] + ["my_robot"]
 
 
-@pytest.mark.parametrize("name", ["libero_pi0_all", "libero_oft_all", "my_robot"])
+@pytest.mark.parametrize("name", ["libero_pi0_all", "libero_oft_all", "my_robot", "roboter.v2", "机器人"])
 def test_one_dataset_is_shown_as_it_would_be_written(root: Path, capsys: pytest.CaptureFixture[str], name: str) -> None:
+    if name not in (root / "datasets.toml").read_text() and not name.startswith("libero"):
+        text = (root / "datasets.toml").read_text()
+        (root / "datasets.toml").write_text(text.replace("[my_robot]", f'["{name}"]'))
     DatasetsCommand(workspace=root, name=name).run()
     text = capsys.readouterr().out
     assert list(tomllib.loads(text)) == [name]

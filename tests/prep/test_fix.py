@@ -32,6 +32,10 @@ CASES: dict[str, tuple[bytes, dict[str, int]]] = {
         {"CR LF made LF": 1, "lone CR made LF": 1},
     ),
     "BOM": (b"\xef\xbb\xbf" + GOOD.encode(), {"byte order mark removed": 1}),
+    "BOMs of files that were joined": (
+        "".join(f"\ufeff{line}\n" for line in LINES).encode() + b"\xef\xbb\xbf",
+        {"byte order mark removed": 4},
+    ),
     "UTF-16": (GOOD.encode("utf-16"), {"UTF-16 made UTF-8": 1}),
     "UTF-16 LE without mark": (GOOD.encode("utf-16-le"), {"UTF-16 made UTF-8": 1}),
     "UTF-16 BE without mark": (GOOD.encode("utf-16-be"), {"UTF-16 made UTF-8": 1}),
@@ -85,7 +89,7 @@ def test_a_dataset_is_mended_through_new_files(tmp_path: Path) -> None:
     with pytest.raises(DataError):
         read_episode(path, SPEC)
     assert fix_dataset(workspace, SPEC) == [
-        f"{path}: byte order mark removed (1), CR LF made LF (6), blank lines removed (3)",
+        f"{path}: CR LF made LF (6), byte order mark removed (1), blank lines removed (3)",
         f"{SPEC.root(workspace)}/index_cache.json: index written (1 episode file modified since (episode_000.jsonl))",
     ]
     episode, findings = scan_episode(path, SPEC)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
+from dm05_prep.index import build_index
 from dm05_prep.norm_stats import compute
 from dm05_schemas.episode import read_episode
 from dm05_schemas.errors import DataError
@@ -194,3 +196,28 @@ def test_a_near_constant_dim_is_named_with_its_gap(tmp_path: Path) -> None:
         "state[1]: q99 - q01 is 0, so that values reach 2e+05 when normalised",
         "action[2]: q01 and q99 are 0, so that it always trains as 0 though it moves",
     ]
+
+
+@pytest.mark.parametrize("chunk_size", [0, -3, 1_000_001, 10**20])
+def test_chunk_sizes_that_cannot_be(tmp_path: Path, chunk_size: int) -> None:
+    with pytest.raises(DataError) as caught:
+        compute(Workspace(tmp_path), make_spec(), chunk_size, "absolute")
+    assert str(caught.value) == f"chunk size must be 1 to 1,000,000, not {chunk_size}"
+
+
+def test_a_file_that_changed_behind_its_time_is_named_with_what_helps(tmp_path: Path) -> None:
+    workspace, spec = Workspace(tmp_path), make_spec()
+    write_vectors(workspace, spec, random_episodes(0, [5], spec))
+    compute(workspace, spec, 4, "absolute")
+    path = spec.jsonl(workspace) / "episode_000.jsonl"
+    state = path.stat()
+    path.write_bytes(path.read_bytes().replace(b"put", b"PUT"))
+    os.utime(path, ns=(state.st_atime_ns, state.st_mtime_ns))
+    with pytest.raises(DataError) as caught:
+        compute(workspace, spec, 5, "absolute")
+    assert str(caught.value) == (
+        f"{path}: is not what the index says, though its size and time are. "
+        "Run dm05-prep index --rebuild --dataset-name toy, then this command again"
+    )
+    build_index(workspace, spec, force=True)
+    assert compute(workspace, spec, 5, "absolute").computed

@@ -19,7 +19,7 @@ from dm05_prep.report.dims import measure
 from dm05_prep.report.facts import Facts, gather
 from dm05_prep.report.markup import prompt, text
 from dm05_prep.report.outliers import find_outliers
-from dm05_schemas.errors import DataError
+from dm05_schemas.errors import DataError, UsageError
 from dm05_schemas.registry import DatasetSpec
 from dm05_schemas.workspace import Workspace
 from hypothesis import given
@@ -342,3 +342,17 @@ def test_text_survives_escaping(value: str) -> None:
 def test_colours_differ(total: int) -> None:
     colours = [charts.colour(i, total) for i in range(total)]
     assert len(set(colours)) == total and all(re.fullmatch("#[0-9a-f]{6}", c) for c in colours)
+
+
+def test_flags_that_cannot_be(workspace: Workspace, tmp_path: Path) -> None:
+    for command, message in (
+        (ReportCommand(workspace=workspace.root, strips=-1), "--strips must be 0 or more, not -1"),
+        (ReportCommand(workspace=workspace.root, jobs=0), "--jobs must be 1 or more, not 0"),
+        (
+            ReportCommand(workspace=workspace.root, out=tmp_path),
+            f"{tmp_path}: is a folder. Give --out the name of a file",
+        ),
+    ):
+        with pytest.raises(UsageError) as caught:
+            command.run()
+        assert str(caught.value) == message

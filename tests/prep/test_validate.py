@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import jsonschema
@@ -18,6 +19,7 @@ from dm05_prep.validate import validate
 from dm05_schemas.episode import read_episode
 from dm05_schemas.errors import DataError
 from dm05_schemas.findings import KINDS
+from dm05_schemas.index import FOREIGN
 from dm05_schemas.json_schemas import load_schema
 from dm05_schemas.workspace import Workspace
 from whole_dataset import SPEC, C, Change, J, found, longer_episode, make_dataset, picture
@@ -55,6 +57,7 @@ def no_copy(workspace: Workspace) -> None:
 
 def other_copy(workspace: Workspace) -> None:
     index = json.loads(workspace.index_cache.read_text())
+    del index["meta_data"]
     index["data"][f"data/toy/{J}"] = 99
     workspace.index_cache.write_text(json.dumps(index))
 
@@ -66,8 +69,38 @@ def broken_index(workspace: Workspace) -> None:
 def wrong_count(workspace: Workspace) -> None:
     for path in (workspace.index_cache, SPEC.root(workspace) / "index_cache.json"):
         index = json.loads(path.read_text())
+        del index["meta_data"]
         index["data"][f"data/toy/{J}"] = 99
         path.write_text(json.dumps(index))
+
+
+def edited(workspace: Workspace) -> None:
+    path = SPEC.root(workspace) / "index_cache.json"
+    path.write_text(path.read_text().replace(f'{J}": 3', f'{J}": 4'))
+
+
+def changed_behind_its_time(workspace: Workspace) -> None:
+    path = SPEC.root(workspace) / J
+    state = path.stat()
+    path.write_bytes(path.read_bytes().replace(b"put", b"PUT"))
+    os.utime(path, ns=(state.st_atime_ns, state.st_mtime_ns))
+
+
+def line_of_2_mib(number: int) -> Change:
+    def change(workspace: Workspace) -> None:
+        path = SPEC.root(workspace) / J
+        lines = path.read_bytes().splitlines(keepends=True)
+        lines[number] = lines[number].replace(b"{", b'{"blob": "' + b"x" * (1 << 21) + b'", ', 1)
+        path.write_bytes(b"".join(lines))
+        build_index(workspace, SPEC)
+        compute(workspace, SPEC, 4, "absolute")
+
+    return change
+
+
+def one_frame(workspace: Workspace) -> None:
+    path = SPEC.root(workspace) / J
+    path.write_bytes(path.read_bytes().splitlines(keepends=True)[0])
 
 
 def touched(workspace: Workspace) -> None:
@@ -87,7 +120,28 @@ DATASETS: dict[str, tuple[Change, list[tuple[str, str]]]] = {
         ("index-copies", "WORKSPACE/index_cache.json: differs from index_cache.json"),
     ]),
     "broken index": (broken_index, [("index-broken", 'index_cache.json: key "a" stands twice')]),
-    "wrong count": (wrong_count, [("index-count", f"{J}: has 3 frames, the index says 99")]),
+    "wrong count": (wrong_count, [
+        ("index-foreign", f"index_cache.json: {FOREIGN}"), ("index-count", f"{J}: has 3 frames, the index says 99"),
+    ]),
+    "edited index": (edited, [
+        ("index-broken", "index_cache.json: its numbers do not fit its fingerprint (edited by hand?)"),
+    ]),
+    "changed behind its time": (changed_behind_its_time, [
+        ("index-content", f"{J}: is not what the index says, though its time is"),
+    ]),
+    "huge first line": (line_of_2_mib(0), [("huge-line", f"{J}:1: line of 2.0 MiB")]),
+    "huge last line": (line_of_2_mib(-1), [("huge-line", f"{J}:3: line of 2.0 MiB")]),
+    "one frame": (one_frame, [
+        ("index-stale", f"{STALE} 1 episode file of another size (episode_000.jsonl)"),
+        ("one-frame", f"{J}: has 1 frame where at least 2 are due"),
+    ]),
+    "symlink to itself": (lambda w: (SPEC.root(w) / "jsonl/z.jsonl").symlink_to("z.jsonl"), [
+        ("broken-link", "jsonl/z.jsonl: is a symlink to nothing or cannot be read"),
+        ("index-stale", f"{STALE} 1 episode file not in the index (z.jsonl)"),
+    ]),
+    "file in place of a pack": (lambda w: (SPEC.root(w) / "pack").write_text(""), [
+        ("pack-broken", "pack/pack.json: cannot read the pack: Not a directory"),
+    ]),
     "touched": (touched, [
         ("index-stale", f"{STALE} 1 episode file modified since (episode_000.jsonl)"),
     ]),
@@ -135,7 +189,9 @@ def test_datasets(workspace: Workspace, name: str) -> None:
             (kind, text.replace(f"{SPEC.root(workspace)}:", "DATASET:").replace(f"{workspace.root}/", "WORKSPACE/"))
             for kind, text in found(workspace, deep)
         ]
-        assert held == (expected if deep or name != "wrong count" else [])
+        unseen = () if deep else ("index-count", "index-content")
+        shorter = [(kind, text.replace("line of 2.0", "line of more than 1")) for kind, text in expected]
+        assert held == (expected if deep else [item for item in shorter if item[0] not in unseen])
 
 
 def stats_files(workspace: Workspace) -> tuple[Path, Path]:
@@ -228,8 +284,10 @@ def test_what_is_refused_when_reading_is_found_and_the_reverse(workspace: Worksp
         assert errors[:1] == ([] if first is None else [first])
 
 
-def run(workspace: Workspace, *flags: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
-    """The command as a user runs it."""
+def run(
+    workspace: Workspace, *flags: str, cwd: Path | None = None, before: Sequence[str] = ()
+) -> subprocess.CompletedProcess[str]:
+    """The command as a user runs it, behind another one that starts it."""
     (workspace.root / "datasets.toml").write_text(
         '[toy]\nfolder = "data/toy"\nimage_keys = ["images_1", "images_2"]\nimage_prompts = ["Head", "Wrist"]\n'
         'state_desc = ["joint", "joint", "joint", "gripper"]\naction_dim = 3\n'
@@ -244,7 +302,7 @@ def run(workspace: Workspace, *flags: str, cwd: Path | None = None) -> subproces
         "--workspace",
     ]
     return subprocess.run(
-        [*command, str(workspace.root), *flags], capture_output=True, text=True, cwd=cwd, check=False
+        [*before, *command, str(workspace.root), *flags], capture_output=True, text=True, cwd=cwd, check=False
     )  # fmt: skip
 
 
@@ -310,3 +368,27 @@ def test_flags_that_do_not_go_together(workspace: Workspace) -> None:
     assert (done.returncode, done.stderr) == (2, "dm05-prep: error: --jobs must be 1 or more, not 0\n")
     done = run(workspace, "--sample", "3")
     assert (done.returncode, done.stderr) == (2, "dm05-prep: error: --sample and --decode need --deep\n")
+
+
+UNREADABLE = {
+    "episode file": J,
+    "episode folder": "jsonl",
+    "index": "index_cache.json",
+    "statistics": "../../norm_stats",
+}
+
+
+@pytest.mark.parametrize("name", UNREADABLE)
+def test_what_may_not_be_read_is_a_finding(workspace: Workspace, tmp_path: Path, name: str) -> None:
+    path = SPEC.root(workspace) / UNREADABLE[name]
+    path.chmod(0)
+    drop = ["setpriv", "--bounding-set=-dac_override,-dac_read_search"] if os.geteuid() == 0 else []
+    if drop and not shutil.which("setpriv"):
+        pytest.skip("runs as root, and there is no setpriv")
+    for flag in ("--deep", "--fix"):
+        out = tmp_path / "new" / "report.json"
+        done = run(workspace, flag, "--json", str(out), before=drop)
+        assert (done.returncode, done.stderr) == (1, "")
+        assert "cannot be read: Permission denied" in json.dumps(json.loads(out.read_text())["findings"])
+        shutil.rmtree(out.parent)
+    path.chmod(0o755)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import json
 import re
 import shutil
 from pathlib import Path
@@ -16,6 +18,7 @@ from dm05_schemas.errors import DataError
 from dm05_schemas.findings import KINDS
 from dm05_schemas.image import decode_rgb
 from dm05_schemas.workspace import Workspace
+from PIL import Image
 from whole_dataset import SPEC, URL, C, Change, J, encoded, found, longer_episode, make_dataset, picture
 from workspaces import make_frame, write_lines
 
@@ -187,6 +190,53 @@ def test_a_picture_that_is_broken_inside_is_found_by_decoding(workspace: Workspa
     assert found(workspace) == []
     [(kind, text)] = found(workspace, decode=True)
     assert kind == "image-broken" and text.startswith(f"{C}: cannot be decoded: broken JPEG")
+
+
+@pytest.mark.parametrize("kind", ["BMP", "GIF", "TIFF", "PPM", "JPEG2000"])
+def test_formats_whose_end_is_not_known_are_decoded(kind: str) -> None:
+    buffer = io.BytesIO()
+    noise = np.random.default_rng(0).integers(0, 256, (32, 32, 3), dtype=np.uint8)
+    Image.fromarray(noise).save(buffer, kind)
+    data = buffer.getvalue()
+    assert check_image(data, None, decode=False)[1] == check_image(data, None, decode=True)[1]
+    for length in (len(data) // 2, len(data) - 40):
+        (problem,) = [item for item in check_image(data[:length], None, decode=False)[1] if item.kind != "image-mode"]
+        assert problem.kind == "image-broken"
+        with pytest.raises(DataError):
+            decode_rgb(data[:length])
+
+
+def test_a_url_that_no_file_can_have(workspace: Workspace) -> None:
+    for kind in ("image", "video"):
+        lines = (SPEC.root(workspace) / J).read_text().splitlines()
+        frame = json.loads(lines[0])
+        frame["images_1"] = {"type": kind, "url": "x" * 300 + ".jpg", "frame_idx": 0}
+        (SPEC.root(workspace) / J).write_text("\n".join([json.dumps(frame), *lines[1:], ""]))
+        for deep in (False, True):
+            kinds = {item.kind for item in validate(workspace, SPEC, deep=deep).findings}
+            assert kinds & {"image-missing", "unreadable"}
+
+
+def test_the_only_image_that_is_missing_is_not_said_to_be_there(workspace: Workspace) -> None:
+    assert validate(workspace, SPEC, deep=True).findings == ()
+    url = "episode_000/camera_0/000001.jpg"
+    (SPEC.images(workspace) / url.replace("000001", "000002")).unlink()
+    validate(workspace, SPEC, deep=True)  # the folder's names are known now
+    (SPEC.images(workspace) / url).unlink()
+    texts = [item.detail for item in validate(workspace, SPEC, deep=True).findings]
+    assert f'images_1: there is no "{url}"' in texts
+
+
+def test_a_pack_alone(workspace: Workspace) -> None:
+    build_pack(workspace, SPEC)
+    shutil.rmtree(SPEC.images(workspace))
+    shutil.rmtree(SPEC.jsonl(workspace))
+    for deep in (False, True):
+        report = validate(workspace, SPEC, deep=deep)
+        assert report.findings == ()
+        assert (report.episodes, report.frames, report.images) == (2, 7, 14 if deep else 0)
+    (next((SPEC.root(workspace) / "pack").glob("*.bin"))).unlink()
+    assert [item.kind for item in validate(workspace, SPEC).findings] == ["pack-broken"]
 
 
 def test_a_sample_of_the_images(workspace: Workspace) -> None:

@@ -128,7 +128,6 @@ FILES: dict[str, tuple[bytes, list[tuple[str, int | None, str]]]] = {
     ),
     "CR LF": (GOOD.replace(b"\n", b"\r\n"), [("crlf", 1, "2 of 2 lines end in CR LF")]),
     "lone CR": (GOOD.replace(b"\n", b"\r"), [
-        ("one-frame", None, "has 1 frame where at least 2 are due"),
         ("no-final-newline", 1, "no newline at the end of the file"),
         ("lone-cr", 1, "carriage return without line feed"),
     ]),
@@ -137,8 +136,10 @@ FILES: dict[str, tuple[bytes, list[tuple[str, int | None, str]]]] = {
     ]),
     "BOM": (b"\xef\xbb\xbf" + GOOD, [("bom", 1, "starts with a byte order mark")]),
     "BOM alone": (b"\xef\xbb\xbf", [
-        ("empty-episode", None, "has no frames"), ("bom", 1, "starts with a byte order mark"),
+        ("empty-episode", None, "has no frames"), ("blank-line", 1, "line of white space only"),
     ]),
+    "BOM inside": (LINE + b"\xef\xbb\xbf" + OTHER, [("bom", 2, "starts with a byte order mark")]),
+    "two BOMs": (b"\xef\xbb\xbf" * 2 + GOOD, [("bom", 1, "starts with a byte order mark")]),
     "UTF-16": (GOOD.decode().encode("utf-16"), [("utf16", None, "is UTF-16, not UTF-8")]),
     "UTF-16 BE": (GOOD.decode().encode("utf-16-be"), [("utf16", None, "is UTF-16, not UTF-8")]),
     "UTF-32": (GOOD.decode().encode("utf-32"), [("utf16", None, "is UTF-32, not UTF-8")]),
@@ -192,7 +193,10 @@ FILES: dict[str, tuple[bytes, list[tuple[str, int | None, str]]]] = {
         ("not-finite", 2, "9" * 40 + " is not finite in float64"),
     ]),
     "beyond float32": (LINE + OTHER.replace(b"2.5", b"-1e39"), [
-        ("not-finite", 2, "state[2] is -1e+39, beyond float32"),
+        ("not-finite", 2, "state[2] is -1e+39, beyond what float32 can calculate with"),
+    ]),
+    "differences beyond float32": (LINE + OTHER.replace(b"2.5", b"3e38"), [
+        ("not-finite", 2, "state[2] is 3e+38, beyond what float32 can calculate with"),
     ]),
     "huge line": (LINE + text(frame(1, blob="x" * (1 << 20))), [("huge-line", 2, "line of 1.0 MiB")]),
 }  # fmt: skip

@@ -8,7 +8,15 @@ from pathlib import Path
 
 import pytest
 from dm05_schemas.errors import DataError
-from dm05_schemas.index import check_fresh, index_path, list_episodes, read_index, require_fresh
+from dm05_schemas.index import (
+    EpisodeEntry,
+    check_fresh,
+    fingerprint_of,
+    index_path,
+    list_episodes,
+    read_index,
+    require_fresh,
+)
 from dm05_schemas.registry import lookup
 from dm05_schemas.workspace import Workspace
 
@@ -47,8 +55,8 @@ def test_every_form_of_a_key(workspace: Workspace, prefix: str) -> None:
     path = write(
         workspace, {"meta_data": {"total_jsonl_files": 2}, "data": {f"{start}a.jsonl": 2, f"{start}b.jsonl": 2}}
     )
-    index = require_fresh(workspace, SPEC)
-    assert index == read_index(path, workspace, SPEC)
+    index = read_index(path, workspace, SPEC)
+    assert check_fresh(index) == []
     assert index.episodes == {SPEC.jsonl(workspace) / "a.jsonl": 2, SPEC.jsonl(workspace) / "b.jsonl": 2}
     assert index.fingerprint is None and index.frames == 4
 
@@ -61,7 +69,8 @@ def test_absolute_keys_through_a_symlink(workspace: Workspace, tmp_path: Path) -
     other = Workspace(tmp_path, tmp_path / "disk")
     (tmp_path / "disk").mkdir()
     (tmp_path / "disk" / "libero").symlink_to(workspace.root / "data/libero")
-    assert len(require_fresh(other, SPEC).episodes) == 2
+    index = read_index(index_path(other, SPEC), other, SPEC)
+    assert len(index.episodes) == 2 and not index.outside
 
 
 def test_an_index_of_other_code_is_stale_when_a_file_is_younger(workspace: Workspace) -> None:
@@ -70,6 +79,45 @@ def test_an_index_of_other_code_is_stale_when_a_file_is_younger(workspace: Works
     later = path.stat().st_mtime_ns + 10**9
     os.utime(SPEC.jsonl(workspace) / "b.jsonl", ns=(later, later))
     assert check_fresh(read_index(path, workspace, SPEC)) == ["1 episode file modified since (b.jsonl)"]
+
+
+def test_an_index_of_other_code_is_not_relied_on(workspace: Workspace) -> None:
+    path = write(workspace, {"data": {"jsonl/a.jsonl": 2, "jsonl/b.jsonl": 2}})
+    with pytest.raises(DataError) as caught:
+        require_fresh(workspace, SPEC)
+    what = "was not written by this program and lacks what shows that a file has changed"
+    assert str(caught.value) == f"{path}: {what}. {AGAIN} {workspace.root}"
+
+
+@pytest.mark.parametrize("key", ["data", "files", "meta_data"])
+def test_an_index_that_was_edited(workspace: Workspace, key: str) -> None:
+    entries = {name: EpisodeEntry(2, 6, 1, 2) for name in ("a.jsonl", "b.jsonl")}
+    document: dict[str, dict[str, object]] = {
+        "meta_data": {"fingerprint": fingerprint_of("jsonl", entries)},
+        "data": {f"jsonl/{name}": entry.frames for name, entry in entries.items()},
+        "files": {f"jsonl/{name}": entry[1:] for name, entry in entries.items()},
+    }
+    path = write(workspace, document)
+    assert read_index(path, workspace, SPEC).entries == entries
+    edits = {"data": ("jsonl/a.jsonl", 3), "files": ("jsonl/a.jsonl", [6, 1, 3]), "meta_data": ("fingerprint", "00")}
+    name, value = edits[key]
+    document[key][name] = value
+    write(workspace, document)
+    with pytest.raises(DataError) as caught:
+        read_index(path, workspace, SPEC)
+    assert str(caught.value) == (
+        f"{path}: its numbers do not fit its fingerprint (edited by hand?). {AGAIN} {workspace.root}"
+    )
+
+
+def test_entries_that_are_no_files(workspace: Workspace) -> None:
+    folder = SPEC.jsonl(workspace)
+    (folder / "circle.jsonl").symlink_to("circle.jsonl")
+    os.mkfifo(folder / "pipe.jsonl")
+    (folder / "folder.jsonl").mkdir()
+    found = list_episodes(folder)
+    assert list(found) == ["a.jsonl", "b.jsonl", "circle.jsonl", "pipe.jsonl"]
+    assert found["circle.jsonl"] == found["pipe.jsonl"] == (-1, -1)
 
 
 def test_keys_that_lie_elsewhere(workspace: Workspace) -> None:

@@ -87,6 +87,7 @@ BAD: list[tuple[dict[str, object], str]] = [
     ({"state_in_prompt": 1}, "state_in_prompt must be true or false, not 1"),
     ({"image_keys": "images_1"}, "image_keys must be a list of strings"),
     ({"image_keys": ["a", "a"]}, "image_keys must name at least one camera, each once"),
+    ({"image_keys": ["state"]}, "image_keys must not name 'state', which is another part of a frame"),
     ({"image_prompts": []}, "1 image_keys need as many image_prompts, not 0"),
     ({"state_desc": ["hand"]}, "state_desc must name every state dimension with one of joint, eef, gripper"),
     ({"folder": "/data/x"}, "folder must be a relative path that stays inside, not '/data/x'"),
@@ -112,7 +113,8 @@ def test_entries_that_are_wrong(tmp_path: Path, change: dict[str, object], text:
 @pytest.mark.parametrize(
     ("content", "text"),
     [
-        ("[", "cannot be read: Expecting value: line 1 column 2 (char 1). Mend the file"),
+        ("[", "cannot be read: not JSON at column 2: Expecting value. Mend the file"),
+        ('{"x": {}, "x": {}}', 'cannot be read: key "x" stands twice. Mend the file'),
         ("[]", "must hold one table a dataset"),
         ('{"x": 1}', "[x]: must be a table of keys and values"),
         ('{"x": {}}', "[x]: folder, image_keys, image_prompts, state_desc, action_dim must be given"),

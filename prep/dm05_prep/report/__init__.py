@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from dm05_schemas.errors import UsageError
 from dm05_schemas.files import replace_file
 from dm05_schemas.findings import Finding, finding
 from dm05_schemas.registry import DatasetSpec, lookup
@@ -14,6 +15,7 @@ from dm05_schemas.report import Report
 from dm05_schemas.workspace import Workspace
 
 from dm05_prep.console import human_bytes, say
+from dm05_prep.parallel import chosen_jobs
 from dm05_prep.report import sections
 from dm05_prep.report.dims import Vectors, find_norm_stats, measure
 from dm05_prep.report.facts import EpisodeFacts, Facts, gather
@@ -152,10 +154,16 @@ class ReportCommand:
 
     def run(self) -> None:
         """Do it."""
+        if self.strips < 0:
+            raise UsageError(f"--strips must be 0 or more, not {self.strips}")
         workspace = Workspace.resolve(self.workspace)
         spec = lookup(self.dataset_name, workspace)
         out = (self.out or workspace.root / "reports" / f"{spec.name}.html").expanduser().absolute()
-        result = write_report(workspace, spec, out, strips=self.strips, jobs=self.jobs, progress=not self.quiet)
+        if out.is_dir():
+            raise UsageError("is a folder", where=out, fix="Give --out the name of a file")
+        result = write_report(
+            workspace, spec, out, strips=self.strips, jobs=chosen_jobs(self.jobs), progress=not self.quiet
+        )
         checks = result.checks
         counts = ((checks.errors, "error"), (checks.warnings, "warning"))
         told = ", ".join(plural(count, noun) for count, noun in counts if count) or "nothing to warn about"

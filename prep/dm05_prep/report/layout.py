@@ -42,7 +42,7 @@ def look(workspace: Workspace, spec: DatasetSpec, facts: Facts, stats: NormStats
     files = list_episodes(spec.jsonl(workspace))
     folders = check_folders(workspace, spec, files)
     index, about_index = check_index(workspace, spec, files)
-    about_stats = check_stats(workspace, spec, index)
+    about_stats = check_stats(workspace, spec, index.fingerprint if index is not None else None)
     about_pack = check_pack(workspace, spec, index)
     pictures = f"{facts.frames * len(spec.image_keys):,} pictures named: {', '.join(spec.image_prompts)}"
     episodes = f"{len(facts.episodes):,} episodes, {human_bytes(facts.jsonl_bytes)}"

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
 from dm05_schemas.errors import DataError, UsageError
 from dm05_schemas.findings import Finding, finding
 from dm05_schemas.index import FileState, Index, list_episodes
-from dm05_schemas.pack import PACK_DIR
+from dm05_schemas.pack import PACK_DIR, read_info
 from dm05_schemas.registry import DatasetSpec, lookup
 from dm05_schemas.report import Report
 from dm05_schemas.workspace import Workspace
@@ -51,38 +51,90 @@ def validate(
         progress: show a bar.
     """
     begin = time.monotonic()
-    root, jsonl = spec.root(workspace), spec.jsonl(workspace)
-    files, unusable = _list(root, jsonl)
-    found = [unusable] if unusable is not None else []
-    frames = images = 0
-    if unusable is None:
-        found += check_folders(workspace, spec, files)
-        index, about_index = check_index(workspace, spec, files)
-        found += about_index
-        frames = index.frames if index is not None else 0
-        if deep:
-            outcomes = _deep(workspace, spec, files, index, sample, decode, jobs, progress)
-            found += [item for outcome in outcomes for item in outcome.findings] + odd_sizes(outcomes)
-            frames, images = (sum(getattr(outcome, name) for outcome in outcomes) for name in ("frames", "images"))
-        else:
-            found += check_ends(workspace, spec, files, index)
-        found += check_stats(workspace, spec, index)
-        about_pack = check_pack(workspace, spec, index)
-        found += about_pack
-        if deep and not about_pack:
-            for count, findings in check_blobs(root / PACK_DIR, sample, decode, jobs):
-                images += count
-                found += findings
+    seen = _Seen()
+    try:
+        _look(workspace, spec, seen, _Depth(deep=deep, sample=sample, decode=decode, jobs=jobs, progress=progress))
+    except OSError as error:  # a folder that may not be entered: what comes after it stays unknown
+        place = error.filename or spec.root(workspace)
+        seen.findings.append(finding("unreadable", place, None, f"cannot be read: {error.strerror or error}"))
     return Report(
         dataset=spec.name,
         workspace=str(workspace.root),
         deep=deep,
-        episodes=len(files),
-        frames=frames,
-        images=images,
+        episodes=seen.episodes,
+        frames=seen.frames,
+        images=seen.images,
         seconds=time.monotonic() - begin,
-        findings=tuple(dict.fromkeys(found)),
+        findings=tuple(dict.fromkeys(seen.findings)),
     )
+
+
+@dataclass(kw_only=True)
+class _Seen:
+    """What was looked at so far, and what was wrong with it."""
+
+    episodes: int = 0
+    frames: int = 0
+    images: int = 0
+    findings: list[Finding] = field(default_factory=list)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Depth:
+    """How closely to look; the arguments of :func:`validate`."""
+
+    deep: bool
+    sample: int | None
+    decode: bool
+    jobs: int | None
+    progress: bool
+
+
+def _look(workspace: Workspace, spec: DatasetSpec, seen: _Seen, depth: _Depth) -> None:
+    """Everything, in the order in which one thing rests on another."""
+    root, jsonl = spec.root(workspace), spec.jsonl(workspace)
+    pack = root / PACK_DIR
+    index = None
+    if pack.is_dir() and not jsonl.exists():  # all that training needs of the episodes is in the pack
+        about_pack = check_pack(workspace, spec, None)
+        if not about_pack:
+            info = read_info(pack)
+            seen.episodes, seen.frames, source = len(info.episodes), info.frames, info.source
+        else:
+            source = None
+    else:
+        files, unusable = _list(root, jsonl)
+        if unusable is not None:
+            seen.findings.append(unusable)
+            return
+        seen.episodes = len(files)
+        index = _look_at_episodes(workspace, spec, files, seen, depth)
+        source = index.fingerprint if index is not None else None
+        about_pack = check_pack(workspace, spec, index)
+    seen.findings += [*check_stats(workspace, spec, source), *about_pack]
+    if depth.deep and not about_pack:
+        for count, findings in check_blobs(pack, depth.sample, depth.decode, depth.jobs):
+            seen.images += count
+            seen.findings += findings
+
+
+def _look_at_episodes(
+    workspace: Workspace, spec: DatasetSpec, files: dict[str, FileState], seen: _Seen, depth: _Depth
+) -> Index | None:
+    """The folders, the index (returned when it is usable) and the episodes themselves."""
+    seen.findings += check_folders(workspace, spec, files)
+    index, about_index = check_index(workspace, spec, files)
+    seen.findings += about_index
+    seen.frames = index.frames if index is not None else 0
+    if depth.deep:
+        outcomes = _deep(workspace, spec, files, index, depth)
+        seen.findings += [item for outcome in outcomes for item in outcome.findings] + odd_sizes(outcomes)
+        seen.frames, seen.images = (
+            sum(getattr(outcome, name) for outcome in outcomes) for name in ("frames", "images")
+        )
+    else:
+        seen.findings += check_ends(workspace, spec, files, index)
+    return index
 
 
 def _list(root: Path, jsonl: Path) -> tuple[dict[str, FileState], Finding | None]:
@@ -101,10 +153,7 @@ def _deep(
     spec: DatasetSpec,
     files: dict[str, FileState],
     index: Index | None,
-    sample: int | None,
-    decode: bool,
-    jobs: int | None,
-    progress: bool,
+    depth: _Depth,
 ) -> list[Outcome]:
     images = spec.images(workspace)
     files = {name: state for name, state in files.items() if state.size > 0}
@@ -115,12 +164,12 @@ def _deep(
         files,
         index,
         images=images if images.is_dir() else None,
-        sample=sample,
-        decode=decode,
-        jobs=jobs,
+        sample=depth.sample,
+        decode=depth.decode,
+        jobs=depth.jobs,
     )
     total = sum(state.size for state in files.values())
-    with progress_bar(total, "B", "validate", quiet=not progress) as bar:
+    with progress_bar(total, "B", "validate", quiet=not depth.progress) as bar:
         for size, outcome in results:
             outcomes.append(outcome)
             bar.update(size)
@@ -171,6 +220,8 @@ class ValidateCommand:
             raise UsageError("--sample and --decode need --deep")
         if self.sample is not None and self.sample < 1:
             raise UsageError(f"--sample must be 1 or more, not {self.sample}")
+        if self.json is not None and (self.json.is_dir() or self.json.parent.is_file()):
+            raise UsageError("--json names a folder, or lies in a file", where=self.json, fix="Name a file")
         workspace = Workspace.resolve(self.workspace)
         spec = lookup(self.dataset_name, workspace)
         to_stdout = self.json == Path("-")
@@ -185,6 +236,8 @@ class ValidateCommand:
             jobs=chosen_jobs(self.jobs),
             progress=not self.quiet,
         )
+        if self.json is not None and not to_stdout:
+            self.json.parent.mkdir(parents=True, exist_ok=True)
         if self.json is not None:
             write_json(report, None if to_stdout else self.json)
         if not self.quiet and not to_stdout:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import crc32c
 import numpy as np
 from dm05_schemas.episode import Episode, scan_episode
 from dm05_schemas.errors import DataError
 from dm05_schemas.findings import Finding, finding
+from dm05_schemas.frame import shown
 from dm05_schemas.index import FileState, Index
 from dm05_schemas.registry import DatasetSpec
 from dm05_schemas.video import VideoReader
@@ -26,10 +29,14 @@ Size = tuple[int, int]
 
 @dataclass(frozen=True, kw_only=True)
 class EpisodeTask:
-    """One episode file to check; ``rows`` chooses the frames whose images are opened, None all."""
+    """One episode file to check; ``rows`` chooses the frames whose images are opened, None all.
+
+    The numbers are those of the index, None without one.
+    """
 
     path: Path
     due_frames: int | None
+    due_crc32c: int | None
     rows: Sequence[int] | None
 
 
@@ -65,13 +72,21 @@ def check_episodes(
     jobs: int | None,
 ) -> Iterator[tuple[int, Outcome]]:
     """Outcomes of all episodes in order, each with the number of bytes of JSON that it covers."""
-    counts = {name: entry.frames for name, entry in index.entries.items()} if index is not None else {}
+    entries = index.entries if index is not None else {}
+    counts = {name: entry.frames for name, entry in entries.items()}
+    sums = {name: entry.crc32c for name, entry in entries.items()}
     chosen = _sampled_rows(files, counts, sample)
     work = list(batches(files, lambda name: max(files[name].size, 0), _BATCH_BYTES))
     tasks = [
         Task(
             episodes=[
-                EpisodeTask(path=jsonl / name, due_frames=counts.get(name), rows=chosen.get(name)) for name in names
+                EpisodeTask(
+                    path=jsonl / name,
+                    due_frames=counts.get(name),
+                    due_crc32c=sums.get(name),
+                    rows=chosen.get(name),
+                )
+                for name in names
             ],
             spec=spec,
             images=images,
@@ -107,7 +122,7 @@ def check_task(task: Task) -> Outcome:
     """Check some episodes (in a process of its own)."""
     outcome = Outcome()
     for item in task.episodes:
-        episode, findings = scan_episode(item.path, task.spec)
+        episode, findings = _scan(item, task.spec)
         outcome.findings += findings
         if episode is None:
             continue
@@ -119,6 +134,18 @@ def check_task(task: Task) -> Outcome:
             rows = range(len(episode)) if item.rows is None else [row for row in item.rows if row < len(episode)]
             _check_pictures(outcome, episode, rows, task, task.images)
     return outcome
+
+
+def _scan(item: EpisodeTask, spec: DatasetSpec) -> tuple[Episode | None, list[Finding]]:
+    """An episode and what is wrong with it, also that its content is not what the index was made from."""
+    try:
+        data = item.path.read_bytes()
+    except OSError as error:
+        return None, [finding("unreadable", item.path, None, f"cannot be read: {error.strerror or error}")]
+    episode, findings = scan_episode(item.path, spec, data=data)
+    if item.due_crc32c is not None and item.due_crc32c != crc32c.crc32c(data):
+        findings.append(finding("index-content", item.path, None, "is not what the index says, though its time is"))
+    return episode, findings
 
 
 def _check_pictures(outcome: Outcome, episode: Episode, rows: Sequence[int], task: Task, root: Path) -> None:
@@ -146,7 +173,7 @@ def _check_picture(outcome: Outcome, episode: Path, row: int, camera: str, root:
         outcome.findings.append(finding(kind, episode, row + 1, f"{camera}: {detail}"))
         return
     except OSError as error:
-        detail = f"{camera}: {url} cannot be read: {error.strerror or error}"
+        detail = f"{camera}: {shown(url)} cannot be read: {error.strerror or error}"
         outcome.findings.append(finding("unreadable", episode, row + 1, detail))
         return
     header, problems = check_image(data, url, decode)
@@ -160,7 +187,7 @@ def _check_picture(outcome: Outcome, episode: Path, row: int, camera: str, root:
 def _check_video(outcome: Outcome, episode: Path, row: int, root: Path, url: str, number: int) -> None:
     path = root / url
     outcome.images += 1
-    if not path.is_file():
+    if not os.path.isfile(path):
         kind, detail = explain_missing(root, url)
         outcome.findings.append(finding(kind, episode, row + 1, detail))
         return

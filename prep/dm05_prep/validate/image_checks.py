@@ -20,6 +20,7 @@ _SUFFIXES = {
     "GIF": (".gif",),
     "TIFF": (".tif", ".tiff"),
 }
+ENDS_KNOWN = ("JPEG", "PNG")
 _MODES = {"L": "greyscale", "1": "black and white", "P": "palette", "LA": "greyscale with alpha", "RGBA": "RGBA"}
 _FOREIGN = (
     (b"<", "HTML or XML"),
@@ -34,7 +35,8 @@ def check_image(data: bytes, name: str | None, decode: bool) -> tuple[ImageHeade
     Args:
         data: the file's bytes.
         name: its name, whose suffix is compared; None when it has none.
-        decode: also decode every pixel, as training does; without it the end of the data is looked at.
+        decode: also decode every pixel, as training does; without it the end of a JPEG or PNG is looked at (formats
+            whose end is not known are always decoded).
     """
     if not data:
         return None, [Problem("image-empty", "is empty")]
@@ -47,7 +49,7 @@ def check_image(data: bytes, name: str | None, decode: bool) -> tuple[ImageHeade
         found.append(Problem("image-depth", f"has more than 8 bits a channel (mode {header.mode})"))
     elif is_cut_short(data, header.format):
         found.append(Problem("image-truncated", f"is cut short: {len(data)} bytes do not reach the end of the picture"))
-    elif decode:
+    elif decode or header.format not in ENDS_KNOWN:
         try:
             decode_rgb(data)
         except DataError as error:
@@ -65,21 +67,19 @@ def is_cut_short(data: bytes, kind: str) -> bool:
     if kind == "JPEG":
         scan = _jpeg_scan(data)
         return scan < 0 or data.rfind(b"\xff\xd9", scan) < 0
-    if kind == "PNG":
-        return _png_is_cut_short(data)
-    return False
+    return kind == "PNG" and _png_is_cut_short(data)
 
 
 def explain_missing(root: Path, url: str) -> Problem:
     """Why ``root/url`` cannot be opened, when it cannot."""
-    path = root / url
-    if path.is_dir():
+    path = os.path.join(root, url)
+    if os.path.isdir(path):
         return Problem("image-missing", f"{shown(url)} is a folder")
-    if path.is_symlink():
+    if os.path.islink(path):
         return Problem("broken-link", f"{shown(url)} is a symlink to nothing")
     near = _other_form(root, url)
-    if near is not None:
-        return Problem("image-case", f"{shown(url)} is {shown(near)} on disk")
+    if near not in (None, url):
+        return Problem("image-case", f"{shown(url)} is {shown(str(near))} on disk")
     return Problem("image-missing", f"there is no {shown(url)}")
 
 

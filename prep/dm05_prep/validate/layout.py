@@ -8,11 +8,11 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
-from dm05_schemas.episode import BOM, HUGE_LINE, foreign_encoding, parse_line
+from dm05_schemas.episode import HUGE_LINE, foreign_encoding, parse_line, too_few_frames
 from dm05_schemas.errors import DataError
 from dm05_schemas.findings import Finding, finding
 from dm05_schemas.frame import UrlProblem, clean_url
-from dm05_schemas.index import FileState, Index, check_fresh, index_path, read_index
+from dm05_schemas.index import FOREIGN, FileState, Index, check_fresh, index_path, read_index
 from dm05_schemas.pack import PACK_DIR, check_files, check_matches, read_info
 from dm05_schemas.registry import DatasetSpec
 from dm05_schemas.stats import JSON_FIELDS, KEYS, NormStats, narrow_dims, read_stats, stats_stem
@@ -35,10 +35,10 @@ def check_folders(workspace: Workspace, spec: DatasetSpec, files: Mapping[str, F
             found.append(finding("empty-episode", jsonl / name, None, "has no frames"))
     if not files:
         found.append(finding("no-episodes", jsonl, None, "has no .jsonl files"))
-    if not images.is_dir() and not (spec.root(workspace) / PACK_DIR).is_dir():
+    if not images.is_dir() and not (spec.root(workspace) / PACK_DIR).exists():
         found.append(finding("no-images", images, None, "there is no such folder, and no pack"))
     for entry in sorted(os.scandir(jsonl), key=lambda entry: entry.name):
-        if not entry.name.startswith(".") and not entry.is_dir() and not entry.name.endswith(".jsonl"):
+        if not entry.name.startswith(".") and not entry.name.endswith(".jsonl") and not os.path.isdir(entry.path):
             found.append(finding("stray-file", entry.path, None, "is not an episode (.jsonl)"))
     return found
 
@@ -76,11 +76,15 @@ def check_index(
     reasons = check_fresh(index, files)
     if reasons:
         return None, [finding("index-stale", path, None, f"the index is stale: {'; '.join(reasons)}")]
-    return index, _check_copy(workspace, spec, index)
+    foreign = [finding("index-foreign", path, None, FOREIGN)] if index.fingerprint is None else []
+    return index, foreign + _check_copy(workspace, spec, index)
 
 
-def check_stats(workspace: Workspace, spec: DatasetSpec, index: Index | None) -> list[Finding]:
-    """Every pair of statistics of the dataset: readable, of this data, of these dims, the two files alike."""
+def check_stats(workspace: Workspace, spec: DatasetSpec, source: str | None) -> list[Finding]:
+    """Every pair of statistics of the dataset: readable, of this data, of these dims, the two files alike.
+
+    ``source`` is the fingerprint of the episodes as they are now, None when it is not known.
+    """
     folder = workspace.norm_stats_dir
     pattern = re.compile(re.escape(spec.name) + r"_[0-9a-f]{16}\.(parquet|json)")
     stems: dict[str, set[str]] = {}
@@ -89,13 +93,13 @@ def check_stats(workspace: Workspace, spec: DatasetSpec, index: Index | None) ->
             stems.setdefault(path.stem, set()).add(path.suffix)
     if not stems:
         return [finding("stats-missing", folder, None, f"no statistics of {spec.name} yet")]
-    return [item for stem, suffixes in stems.items() for item in _check_pair(folder / stem, suffixes, spec, index)]
+    return [item for stem, suffixes in stems.items() for item in _check_pair(folder / stem, suffixes, spec, source)]
 
 
 def check_pack(workspace: Workspace, spec: DatasetSpec, index: Index | None) -> list[Finding]:
     """The pack, if there is one: whole, of this dataset and of these episodes."""
     folder = spec.root(workspace) / PACK_DIR
-    if not folder.is_dir():
+    if not folder.exists():
         return []
     try:
         info = read_info(folder)
@@ -115,11 +119,16 @@ def _check_ends(path: Path, spec: DatasetSpec, images: Path | None, frames: int 
     if encoding:
         yield finding("utf16", path, None, f"is {encoding}, not UTF-8")
         return
-    if head.startswith(BOM):
-        yield finding("bom", path, 1, "starts with a byte order mark")
-        head = head[len(BOM) :]
-    for line, number in ((head, 1), (tail, frames)):
+    ends: list[tuple[int | None, bytes]] = [(1, head)]
+    if tail is not None:
+        ends.append((frames, tail))
+    for number, line in ends:
+        if len(line) > HUGE_LINE:  # deep validation reads it
+            yield finding("huge-line", path, number, f"line of more than {HUGE_LINE >> 20} MiB")
+            continue
         frame, problems = parse_line(line.removesuffix(b"\r"), spec)
+        if tail is None and isinstance(frame, dict):
+            yield from too_few_frames(path, 1)
         yield from (finding(kind, path, number, detail) for kind, detail in problems)
         if images is not None and isinstance(frame, dict):
             yield from _check_urls(path, number, frame, spec, images)
@@ -137,26 +146,29 @@ def _check_urls(
             clean = clean_url(url)
         except UrlProblem:
             continue  # reported with the frame
-        if not (images / clean).is_file():
+        if not os.path.isfile(images / clean):
             kind, detail = explain_missing(images, clean)
             yield finding(kind, path, number, f"{key}: {detail}")
 
 
 def _first_line(handle: int, size: int) -> bytes:
+    """The first line; of a huge one, more than HUGE_LINE bytes from its start."""
     data = os.pread(handle, PEEK_BYTES, 0)
     if b"\n" not in data and size > PEEK_BYTES:
-        data = os.pread(handle, HUGE_LINE, 0)
+        data = os.pread(handle, HUGE_LINE + 1, 0)
     return data.split(b"\n", 1)[0]
 
 
-def _last_line(handle: int, size: int) -> bytes:
-    """The last line that is not empty; a blank one before the end of the file shows up as an empty line."""
-    for span in (PEEK_BYTES, HUGE_LINE):
+def _last_line(handle: int, size: int) -> bytes | None:
+    """The last line, empty when it is blank; None when it is the first too. A huge one is cut at its start."""
+    for span in (PEEK_BYTES, HUGE_LINE + 2):
         start = max(0, size - span)
         data = os.pread(handle, span, start).removesuffix(b"\n")
-        if b"\n" in data or start == 0:
-            break
-    return data.rsplit(b"\n", 1)[-1]
+        if b"\n" in data:
+            return data.rsplit(b"\n", 1)[1]
+        if start == 0:
+            return None
+    return data
 
 
 def _check_copy(workspace: Workspace, spec: DatasetSpec, index: Index) -> list[Finding]:
@@ -174,7 +186,7 @@ def _check_copy(workspace: Workspace, spec: DatasetSpec, index: Index) -> list[F
     return []
 
 
-def _check_pair(stem: Path, suffixes: set[str], spec: DatasetSpec, index: Index | None) -> Iterator[Finding]:
+def _check_pair(stem: Path, suffixes: set[str], spec: DatasetSpec, source: str | None) -> Iterator[Finding]:
     parquet, json = Path(f"{stem}.parquet"), Path(f"{stem}.json")
     read: dict[str, NormStats] = {}
     for path in (parquet, json):
@@ -192,7 +204,7 @@ def _check_pair(stem: Path, suffixes: set[str], spec: DatasetSpec, index: Index 
     if stats_stem(ours.dataset, ours.chunk_size, ours.action_mode) != stem.name:
         held = f"{ours.dataset}, chunk size {ours.chunk_size}, {ours.action_mode}"
         yield finding("stats-broken", parquet, None, f"holds statistics of {held}, which belong under another name")
-    if index is not None and index.fingerprint not in (None, ours.source_fingerprint):
+    if source not in (None, ours.source_fingerprint):
         yield finding("stats-stale", parquet, None, "was computed from other episodes than those here now")
     if ".json" not in suffixes:
         yield finding("stats-broken", json, None, "is missing beside the parquet")
