@@ -24,13 +24,14 @@ from dm05_prep.names import BadName, is_sidecar, link_target
 from dm05_prep.parts import PartSet
 from dm05_prep.placement import Placement
 from dm05_prep.prefetch import Fetcher, drop_parts
-from dm05_prep.room import check_fits, full_error, is_full
+from dm05_prep.room import LARGE_BYTES, check_fits, full_error, is_full
 from dm05_prep.sniff import check_head
 from dm05_prep.sources.base import Source
 from dm05_prep.stream import BLOCK_BYTES, PartMismatchError
 from dm05_prep.untar import DamageError, Member, damage, show
 from dm05_prep.writer import TreeWriter
 
+_STEP_BYTES = 1 << 20  # between the member boundaries that are noted as places to go on from
 REPACK = "Leave it out of the archive, or ask whoever made it"
 
 
@@ -127,7 +128,7 @@ def extract(
 
 
 class _Run:
-    """One pass over the archive; ``_last`` is the boundary before the member at hand, a place to go on from."""
+    """One pass over the archive; ``_last`` is the last boundary before the member at hand that was noted."""
 
     def __init__(
         self,
@@ -154,6 +155,8 @@ class _Run:
         """Everything from the ledger's start to the end mark; rolls the ledger back when the archive is at fault."""
         start = self._ledger.start
         self._last, self._shown_at, self.resumed_at = start, 0.0, start.offset
+        self._next_point = 0
+        self._step = 0 if self._images else min(_STEP_BYTES, self._options.batch_bytes)
         if self._images:
             self._sink = self._images.open(self._ledger.tree, start.images)
         self._writer = TreeWriter(self._ledger.tree, self._options.writers)
@@ -189,7 +192,8 @@ class _Run:
         reader = open_archive(self._parts, self._open_part, start=start, compare=compare, block_bytes=block_bytes)
         self._reader = reader
         for member in reader.members():
-            self._reached(reader, member.offset)
+            if member.offset >= self._next_point:
+                self._reached(reader, member.offset)
             try:
                 self._take(reader, member)
             except BadName as error:
@@ -212,9 +216,11 @@ class _Run:
         return path
 
     def _reached(self, reader: ArchiveReader, offset: int) -> None:
-        """The header at ``offset`` is sound, so everything before it is."""
+        """The header at ``offset`` is sound, so everything before it is: a place to go on from."""
         here = self._ledger.point(offset)
         parts_begun = reader.part_index(offset) + 1
+        part_end = self._parts.parts[parts_begun - 1].end if reader.restartable else offset + self._step
+        self._next_point = offset if not self._step else min(offset + self._step, part_end)
         if parts_begun > self._ledger.parts_begun:
             state = self._sink.sync() if self._sink else None
             self._ledger.enter_parts(parts_begun, self._last._replace(images=state), here._replace(images=state))
@@ -239,11 +245,12 @@ class _Run:
 
     def _take(self, reader: ArchiveReader, member: Member) -> None:
         """Write one member, if it is wanted."""
-        parts = self._placement.relative(member)
-        if parts is None:
+        path = self._placement.path_of(member)
+        if path is None:
             return
-        path = "/".join(parts)
-        if parts and is_sidecar(parts):
+        if member.kind == "file" and path and not is_sidecar(path):
+            self._take_file(reader, member, path)
+        elif is_sidecar(path):
             self._ledger.left_out += 1
             self.left_out_first = self.left_out_first or f"{show(member)} ({reader.where(member.offset)})"
         elif member.kind == "folder":
@@ -253,8 +260,6 @@ class _Run:
                 self._ledger.add("folder", path)
         elif not path:
             raise BadName(f"a {member.kind} where the dataset's folder must be")
-        elif member.kind == "file":
-            self._take_file(reader, member, path)
         elif member.kind in ("hard link", "symbolic link"):
             self._take_link(member, path)
         else:
@@ -267,7 +272,8 @@ class _Run:
             part, offset = reader.position()
             self._sink.member(url, part, offset, b"".join(reader.pieces(member)))
         else:
-            check_fits(member, self._ledger.tree)
+            if member.size > LARGE_BYTES:
+                check_fits(member, self._ledger.tree)
             self._writer.file(path, member.size, reader.pieces(member))
         self._ledger.add("image" if url else "file", path, member.size)
 

@@ -143,14 +143,23 @@ class MemberLog:
         path.touch()
         self._file = path.open("r+b", buffering=1 << 16)
         self._file.truncate(keep_bytes)
-        self.size = self._file.seek(keep_bytes)
+        self._size = self._file.seek(keep_bytes)
+        self._lines: list[str] = []
 
     def add(self, kind: LogKind, path: str) -> None:
         """Note what was written; paths hold no line breaks."""
-        self.size += self._file.write(f"{kind} {path}\n".encode())
+        self._lines.append(f"{kind} {path}\n")
+
+    @property
+    def size(self) -> int:
+        """Bytes of the log so far."""
+        lines, self._lines = self._lines, []
+        self._size += self._file.write("".join(lines).encode())
+        return self._size
 
     def flush(self) -> None:
         """Hand everything to the system."""
+        _ = self.size
         self._file.flush()
 
     def close(self) -> None:

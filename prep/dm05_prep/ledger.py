@@ -1,5 +1,6 @@
-"""The books of one extraction: what is written, what of it is durable, where to go on from; see the layout in
-:mod:`dm05_prep.journal`.
+"""The books of one extraction: what is written, what of it is durable, where to go on from.
+
+The layout on disk is drawn in :mod:`dm05_prep.journal`.
 """
 
 from __future__ import annotations

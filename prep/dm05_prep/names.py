@@ -7,7 +7,6 @@ files that are also folders, and paths through a link are found, also over a res
 
 from __future__ import annotations
 
-import hashlib
 import unicodedata
 from pathlib import PurePosixPath
 
@@ -54,13 +53,17 @@ def _check_letters(name: str) -> None:
             raise BadName(f"its name holds the control character U+{ord(letter):04X}")
 
 
-def is_sidecar(parts: tuple[str, ...]) -> bool:
+def is_sidecar(path: str) -> bool:
     """True for what a Mac or Windows file browser adds to archives."""
-    return parts[-1].startswith("._") or parts[-1] in (".DS_Store", "Thumbs.db") or "__MACOSX" in parts
+    name = path.rpartition("/")[2]
+    return name.startswith("._") or name in (".DS_Store", "Thumbs.db") or "__MACOSX" in path.split("/")
 
 
 class Names:
-    """Everything written so far under one tree; about 100 bytes of memory a file."""
+    """Everything written so far under one tree; about 100 bytes of memory a file.
+
+    Of files only a 64-bit hash is kept: that two of a million different names have the same is a chance of 1 in 10^7.
+    """
 
     def __init__(self) -> None:
         self._files: set[int] = set()
@@ -81,7 +84,7 @@ class Names:
             self.add_folder(parent)
             self._last_parent = parent
         key = _fold(path)
-        digest = _digest(key)
+        digest = hash(key)
         if digest in self._files:
             raise BadName("a member of this name, or one that differs only by case or Unicode form, came before")
         if key in self._folders:
@@ -110,7 +113,7 @@ class Names:
                 raise BadName(f"its folder differs from {known!r} only by case or Unicode form")
             if path in self._links:
                 raise BadName(f"it lies behind the symbolic link {path!r}")
-            if _digest(key) in self._files:
+            if hash(key) in self._files:
                 raise BadName(f"a file called {path!r} came before")
             self._folders[key] = path
             path = path.rpartition("/")[0]
@@ -125,7 +128,7 @@ class Names:
 
     def has_file(self, path: str) -> bool:
         """True when exactly this file (or link) was written; a different spelling counts as the same."""
-        return _digest(_fold(path)) in self._files
+        return hash(_fold(path)) in self._files
 
 
 def link_target(path: str, target: bytes) -> str:
@@ -152,7 +155,3 @@ def _fold(path: str) -> str:
     if path.isascii():
         return path.lower()
     return unicodedata.normalize("NFC", unicodedata.normalize("NFD", path).casefold())
-
-
-def _digest(key: str) -> int:
-    return int.from_bytes(hashlib.blake2b(key.encode(), digest_size=8).digest(), "little")

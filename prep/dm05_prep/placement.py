@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
+
 from dm05_prep.names import BadName, clean
 from dm05_prep.untar import Member
 
 _MAX_SEEN = 20
+_PLAIN = re.compile(rb"[A-Za-z0-9_][A-Za-z0-9_.-]{0,200}")
 
 
 class Placement:
@@ -19,14 +22,18 @@ class Placement:
     def __init__(self, inside: tuple[str, ...]) -> None:
         self._prefixes = [inside] if len(inside) == 1 else [inside, inside[-1:]]
         self._folded = [tuple(part.casefold() for part in prefix) for prefix in self._prefixes]
+        self._last_raw, self._last_folder = b"/", ""
         self.seen: dict[str, None] = {}
 
-    def relative(self, member: Member) -> tuple[str, ...] | None:
-        """The member's path below the dataset's folder, () for the folder itself, None when it is not of the dataset.
+    def path_of(self, member: Member) -> str | None:
+        """The member's path below the dataset's folder, "" for the folder itself, None when it is not of the dataset.
 
         Raises:
             BadName: the name leads out of the tree (in any member), or is not fit to be written (in a wanted one).
         """
+        folder, _, name = member.name.rpartition(b"/")
+        if folder == self._last_raw and _PLAIN.fullmatch(name):  # most members: the next file of the same folder
+            return f"{self._last_folder}/{name.decode()}"
         try:
             parts = clean(member.name)
         except BadName:
@@ -35,7 +42,9 @@ class Placement:
             return None
         for prefix in self._prefixes:
             if parts[: len(prefix)] == prefix:
-                return parts[len(prefix) :]
+                if len(parts) > len(prefix) + 1 and name == parts[-1].encode():
+                    self._last_raw, self._last_folder = folder, "/".join(parts[len(prefix) : -1])
+                return "/".join(parts[len(prefix) :])
         self._refuse_other_spelling(parts)
         if parts and len(self.seen) < _MAX_SEEN:
             self.seen["/".join(parts[: len(self._prefixes[0])])] = None

@@ -101,7 +101,7 @@ def measure(parts: PartSet, paths: list[Path], inside: tuple[str, ...]) -> Room:
     try:
         for member in read_members(stream):
             with contextlib.suppress(BadName):  # the engine tells
-                if placement.relative(member) is not None:
+                if placement.path_of(member) is not None:
                     count += 1
                     size += -(-member.size // _FILE_BYTES) * _FILE_BYTES
     finally:

@@ -11,7 +11,7 @@ from dm05_prep.console import human_bytes
 from dm05_prep.errors import PrepError
 from dm05_prep.untar import Member, show
 
-_LARGE_BYTES = 64 << 20
+LARGE_BYTES = 64 << 20  # from here on a single member is checked
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +46,7 @@ def shortage(needed: Room, free: Room) -> str | None:
 
 def check_fits(member: Member, folder: Path) -> None:
     """Raise PrepError when one large member alone is more than the disk has left."""
-    if member.size > _LARGE_BYTES and member.size > room_at(folder).bytes:
+    if member.size > room_at(folder).bytes:
         raise PrepError(
             f"{show(member)} has {human_bytes(member.size)}, {human_bytes(room_at(folder).bytes)} are free on the disk",
             where=folder,

@@ -147,7 +147,7 @@ class PartStream:
         self._block_bytes, self._seek_bytes = block_bytes, seek_bytes
         self._index = parts.index_at(start)
         self._next = start  # offset of the first byte not read yet
-        self._view, self._pos = memoryview(b""), 0
+        self._data, self._view, self._pos = b"", memoryview(b""), 0
         self._file = -1
         self._checksum: _Checksum | None = None
         self._hasher = ThreadPoolExecutor(1, "checksum")
@@ -167,9 +167,8 @@ class PartStream:
         """The next ``count`` bytes; fewer only at the end."""
         end = self._pos + count
         if end <= len(self._view):
-            data = bytes(self._view[self._pos : end])
-            self._pos = end
-            return data
+            start, self._pos = self._pos, end
+            return self._data[start:end]
         gathered = bytearray()
         while len(gathered) < count and (self._pos < len(self._view) or self._fill()):
             piece = self._view[self._pos : self._pos + count - len(gathered)]
@@ -241,7 +240,7 @@ class PartStream:
         if not data:
             raise PrepError("the file ends here", where=self.where(self._next), fix="It changed while it was read")
         self._next += len(data)
-        self._view, self._pos = memoryview(data), 0
+        self._data, self._view, self._pos = data, memoryview(data), 0
         self._hash(data)
         if self._next == part.end:
             self._finish_part()
@@ -257,7 +256,7 @@ class PartStream:
             return False
         checksum.complete = False
         self._next = os.lseek(self._file, step, os.SEEK_CUR) + part.start
-        self._view, self._pos = memoryview(b""), 0
+        self._data, self._view, self._pos = b"", memoryview(b""), 0
         if self._next == part.end:
             self._finish_part()
         return True

@@ -13,8 +13,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from dm05_prep.errors import PrepError
 from dm05_prep.sniff import sniff
@@ -41,8 +40,7 @@ _WITHOUT_DATA = ("hard link", "symbolic link", "character device", "block device
 AGAIN = "Download that part (and the one before it) again, then run the same command: it goes on from there"
 
 
-@dataclass(frozen=True, slots=True)
-class Member:
+class Member(NamedTuple):
     """One member: ``name`` and ``target`` as bytes of the archive, ``size`` of its data, ``offset`` of its header.
 
     ``kind`` is "file", "folder", "hard link", "symbolic link", or the words for something that is never written.
@@ -238,7 +236,7 @@ def _with_pax(stream: ByteStream, member: Member, pax: dict[str, bytes], offset:
         size = int(pax["size"])
     if kind == "file" and name.endswith(b"/"):
         kind = "folder" if not size else kind
-    return replace(member, name=name, kind=kind, size=size, target=pax.get("linkpath", member.target))
+    return member._replace(name=name, kind=kind, size=size, target=pax.get("linkpath", member.target))
 
 
 def _skip_sparse_map(stream: ByteStream, header: bytes, offset: int) -> None:

@@ -49,7 +49,8 @@ class TreeWriter:
     def file(self, path: str, size: int, pieces: Iterable[memoryview]) -> None:
         """Write a file of ``size`` bytes; done at the latest on return of :meth:`wait`."""
         folder, _, name = path.rpartition("/")
-        self.folder(folder)
+        if folder not in self._folders:
+            self.folder(folder)
         if size > _LARGE_BYTES:
             with _opened(self._root + folder) as handle:
                 _write(handle, name, path, pieces)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import atexit
 import hashlib
 import io
 import itertools
 import os
 import random
+import shutil
 import signal
 import sys
 import tarfile
+import tempfile
 import threading
 import traceback
 from collections.abc import Callable
@@ -200,3 +203,13 @@ def killed_at(event: int, work: Callable[[], object]) -> bool:
     except BaseException:
         traceback.print_exc()
         os._exit(1)
+
+
+def memory_folder(fallback: Path, needed_bytes: int = 48 << 20) -> Path:
+    """A new folder in memory where the system has such, for tests that make everything durable at every step."""
+    shared = Path("/dev/shm")
+    if not (shared.is_dir() and os.access(shared, os.W_OK) and shutil.disk_usage(shared).free > needed_bytes):
+        return fallback
+    folder = Path(tempfile.mkdtemp(prefix="dm05-test-", dir=shared))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 from conftest import KEYS, SECRETS
+from dm05_prep.lock import WorkspaceLock
 from PIL import Image
 from process import Service
 from tars import HOME, honest, split, tree, wanted, write_parts
@@ -164,6 +165,43 @@ class TestPack:
         files = dataset(tmp_path / "p", tmp_path / "w", "--layout", "both")
         assert files.code == 0 and laid_out(tmp_path / "w") == wanted(FILES)
 
+    def test_the_pack_goes_on_after_a_fault(self, tmp_path: Path) -> None:
+        """Images that never were files are not lost when a frame names one that is not there."""
+        files = {name: data for name, data in FILES.items() if not name.endswith("ep_1/camera_0/000002.jpg")}
+        write_parts(tmp_path / "p", split(honest(files), PART_BYTES))
+        folder = tmp_path / "w/data/libero/libero_pi0_all"
+        for _ in range(2):
+            first = dataset(tmp_path / "p", tmp_path / "w", "--layout", "pack")
+            assert "ep_1.jsonl:3: the archive holds no ep_1/camera_0/000002.jpg. Correct or remove" in first.err
+            assert first.code == 1 and first.err.count("\n") == 1
+        (folder / "jsonl/ep_1.jsonl").unlink()
+        self.check_goes_on(tmp_path, episodes=2)
+
+    def test_the_pack_goes_on_after_a_kill(self, tmp_path: Path) -> None:
+        write_parts(tmp_path / "p", PARTS)
+        table = tmp_path / "w/data/libero/libero_pi0_all/.dm05-pack.partial/frames.arrow"
+        command = ["dataset", "--source", "local", "--uri", tmp_path / "p", "--workspace", tmp_path / "w"]
+        process = subprocess.Popen(
+            [str(PREP), *map(str, command), "--layout", "pack"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
+        while process.poll() is None and not table.exists():
+            time.sleep(0.0002)
+        process.kill()
+        process.wait()
+        self.check_goes_on(tmp_path, episodes=3)
+
+    def check_goes_on(self, tmp_path: Path, *, episodes: int) -> None:
+        """The pack is completed without the source, and knows where it came from."""
+        done = Run("dataset", "--layout", "pack", "--workspace", tmp_path / "w")
+        assert done.code == 0, done.err
+        folder = tmp_path / "w/data/libero/libero_pi0_all"
+        assert sorted(path.name for path in (folder / "pack").iterdir()) == ["frames.arrow", "pack.json"]
+        info = json.loads((folder / "pack/pack.json").read_text())
+        assert len(info["episodes"]) == episodes
+        origin = f"--layout pack --force --source local --uri {tmp_path / 'p'} --workspace WORKSPACE"
+        assert info["rebuild"].endswith(origin)
+        assert not (folder / ".dm05-pack.partial").exists()
+
     def test_both(self, tmp_path: Path) -> None:
         write_parts(tmp_path / "p", PARTS)
         assert dataset(tmp_path / "p", tmp_path / "w", "--layout", "both").code == 0
@@ -243,6 +281,14 @@ class TestFaults:
         done = dataset(tmp_path / "p", tmp_path / "w")
         assert done.code == 1 and "was not completed by this tool" in done.err
         assert tree(tmp_path / "w") == {"data/libero/libero_pi0_all/mine": b"keep me"}
+
+    def test_another_run_holds_the_workspace(self, tmp_path: Path) -> None:
+        write_parts(tmp_path / "p", PARTS)
+        (tmp_path / "w").mkdir()
+        with WorkspaceLock(tmp_path / "w"):
+            done = dataset(tmp_path / "p", tmp_path / "w")
+        assert done.code == 1 and f"another run works in this workspace: process {os.getpid()}" in done.err
+        assert list((tmp_path / "w").iterdir()) == []
 
     def test_a_frame_at_fault_stops_after_extraction(self, tmp_path: Path) -> None:
         files = dict(FILES)

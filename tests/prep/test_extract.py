@@ -20,7 +20,7 @@ from dm05_prep.extract import ExtractOptions
 from dm05_prep.journal import Record
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tars import HOME, closed, honest, member, run, some_files, split, tree, wanted, write_parts
+from tars import HOME, closed, honest, member, memory_folder, run, some_files, split, tree, wanted, write_parts
 
 SMALL = ExtractOptions(batch_bytes=2000, block_bytes=1500)
 
@@ -59,7 +59,7 @@ class TestWriting:
         folders: bool,
         batch: int,
     ) -> None:
-        tmp_path = tmp_path_factory.mktemp("w")
+        tmp_path = memory_folder(tmp_path_factory.mktemp("w"))
         files = some_files(random.Random(seed))
         source = write_parts(tmp_path / "p", split(honest(files, form, folders), size), sums=sums)
         result = run(source, tmp_path / "set", ExtractOptions(batch_bytes=batch, block_bytes=1 + seed % 9000))
@@ -235,7 +235,8 @@ def page(parts: list[bytes], rnd: random.Random) -> list[bytes]:
 
 
 def zeroed(parts: list[bytes], rnd: random.Random) -> list[bytes]:
-    victim = rnd.randrange(len(parts) - 1)
+    last = max(index for index, part in enumerate(parts) if part.strip(b"\0"))
+    victim = rnd.randrange(last)  # after it something else than the padding at the end must follow
     parts[victim] = bytes(len(parts[victim]))
     return parts
 
@@ -258,7 +259,7 @@ class TestDamage:
     def test_found_and_mended(
         self, tmp_path_factory: pytest.TempPathFactory, fault: Fault, seed: int, sums: bool, batch: int
     ) -> None:
-        tmp_path, rnd = tmp_path_factory.mktemp("w"), random.Random(seed)
+        tmp_path, rnd = memory_folder(tmp_path_factory.mktemp("w")), random.Random(seed)
         files = some_files(rnd, 14, 4000)
         whole = split(honest(files, "pax"), rnd.randrange(2500, 6000))
         bad = fault(list(whole), rnd)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import shutil
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -21,6 +23,7 @@ from tars import (
     honest,
     killed_at,
     member,
+    memory_folder,
     run,
     some_files,
     split,
@@ -31,6 +34,14 @@ from tars import (
 
 STEP_BY_STEP = ExtractOptions(batch_bytes=0, block_bytes=700)
 IN_BATCHES = ExtractOptions(batch_bytes=4000, block_bytes=900)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[Path]:
+    made = memory_folder(tmp_path)
+    yield made
+    if made != tmp_path:
+        shutil.rmtree(made)
 
 
 @dataclass(frozen=True)
@@ -61,13 +72,13 @@ def finish(source: Source, target: Path, due: dict[str, bytes], options: Extract
 
 @pytest.mark.parametrize("options", [STEP_BY_STEP, IN_BATCHES])
 @pytest.mark.parametrize("copied", [False, True])
-def test_killed_at_every_step(tmp_path: Path, options: ExtractOptions, copied: bool) -> None:
+def test_killed_at_every_step(folder: Path, options: ExtractOptions, copied: bool) -> None:
     """One kill at each step of a small extraction in turn."""
     files = {f"{HOME}image/e{index // 3}/{index}.jpg": random.Random(index).randbytes(1300) for index in range(7)}
-    write_parts(tmp_path / "p", split(honest(files), 3000))
+    write_parts(folder / "p", split(honest(files), 3000))
     for step in range(1, 1000):
-        target = tmp_path / str(step) / "set"
-        source: Source = CopyingSource(tmp_path / "p") if copied else LocalSource(tmp_path / "p")
+        target = folder / str(step) / "set"
+        source: Source = CopyingSource(folder / "p") if copied else LocalSource(folder / "p")
         killed = killed_at(step, lambda source=source, target=target: run(source, target, options))  # type: ignore[misc]
         check_after_kill(target, wanted(files))
         if not killed:
@@ -86,25 +97,25 @@ def test_killed_at_every_step(tmp_path: Path, options: ExtractOptions, copied: b
 def test_killed_again_and_again(
     tmp_path_factory: pytest.TempPathFactory, seed: int, kills: list[int], copied: bool, batch: int
 ) -> None:
-    tmp_path, rnd = tmp_path_factory.mktemp("w"), random.Random(seed)
+    folder, rnd = memory_folder(tmp_path_factory.mktemp("w")), random.Random(seed)
     files = some_files(rnd, 14, 5000)
-    write_parts(tmp_path / "p", split(honest(files, "pax"), rnd.randrange(1500, 9000)), sums=rnd.random() < 0.5)
+    write_parts(folder / "p", split(honest(files, "pax"), rnd.randrange(1500, 9000)), sums=rnd.random() < 0.5)
     options = ExtractOptions(batch_bytes=batch, block_bytes=rnd.randrange(500, 5000))
-    source: Source = CopyingSource(tmp_path / "p", block_bytes=700) if copied else LocalSource(tmp_path / "p")
+    source: Source = CopyingSource(folder / "p", block_bytes=700) if copied else LocalSource(folder / "p")
     for step in kills:
-        killed_at(step, lambda: run(source, tmp_path / "set", options))
-        check_after_kill(tmp_path / "set", wanted(files))
-    finish(source, tmp_path / "set", wanted(files), options)
+        killed_at(step, lambda: run(source, folder / "set", options))
+        check_after_kill(folder / "set", wanted(files))
+    finish(source, folder / "set", wanted(files), options)
 
 
 @pytest.mark.parametrize("copied", [False, True])
-def test_finished_parts_are_not_read_again(tmp_path: Path, copied: bool) -> None:
+def test_finished_parts_are_not_read_again(folder: Path, copied: bool) -> None:
     files = {f"{HOME}{index:02d}": random.Random(index).randbytes(2500) for index in range(20)}
-    local = write_parts(tmp_path / "p", split(honest(files), 6000))
+    local = write_parts(folder / "p", split(honest(files), 6000))
     parts = order_parts(local.files())
     for step in (60, 90, 120):
-        target = tmp_path / str(step) / "set"
-        begin: Source = CopyingSource(tmp_path / "p") if copied else local
+        target = folder / str(step) / "set"
+        begin: Source = CopyingSource(folder / "p") if copied else local
         assert killed_at(step, lambda begin=begin, target=target: run(begin, target, STEP_BY_STEP))  # type: ignore[misc]
         journal = Journal.load(target.with_name("set.partial") / "journal.json")
         assert journal and journal.point.offset
@@ -112,16 +123,16 @@ def test_finished_parts_are_not_read_again(tmp_path: Path, copied: bool) -> None
         held = {path.name for path in (target.parent / "parts").glob("*")}
         if copied:
             assert not held & {part.name for part in parts.parts[:first]}
-            again: Source = CopyingSource(tmp_path / "p")
+            again: Source = CopyingSource(folder / "p")
             finish(again, target, wanted(files), STEP_BY_STEP)
             assert not set(again.fetched) & {part.name for part in parts.parts[:first]}  # type: ignore[attr-defined]
         else:
-            noting = NotingSource(tmp_path / "p")
+            noting = NotingSource(folder / "p")
             finish(noting, target, wanted(files), STEP_BY_STEP)
             assert noting.opened == [part.name for part in parts.parts[first:]]
 
 
-def test_links_and_folders_survive_too(tmp_path: Path) -> None:
+def test_links_and_folders_survive_too(folder: Path) -> None:
     archive = closed(
         member(HOME + "empty/", flag=b"5"),
         member(HOME + "a/x", b"content"),
@@ -129,9 +140,9 @@ def test_links_and_folders_survive_too(tmp_path: Path) -> None:
         member(HOME + "b/z", flag=b"2", target=b"../a/x"),
         member(HOME + "c/last", b"1" * 900),
     )
-    source = write_parts(tmp_path / "p", split(archive, 1500))
+    source = write_parts(folder / "p", split(archive, 1500))
     for step in range(1, 1000):
-        target = tmp_path / str(step) / "set"
+        target = folder / str(step) / "set"
         killed = killed_at(step, lambda target=target: run(source, target, STEP_BY_STEP))  # type: ignore[misc]
         result = run(source, target, STEP_BY_STEP)
         assert tree(target) == {"a/x": b"content", "b/y": b"content", "b/z": b"content", "c/last": b"1" * 900}
@@ -141,20 +152,20 @@ def test_links_and_folders_survive_too(tmp_path: Path) -> None:
             break
 
 
-def test_a_damaged_part_replaced_after_a_kill(tmp_path: Path) -> None:
+def test_a_damaged_part_replaced_after_a_kill(folder: Path) -> None:
     """What was read wrongly before the damage showed is not kept, whatever was durable by then."""
     files = {f"{HOME}{index:02d}": random.Random(index).randbytes(1024) for index in range(24)}
     whole = split(honest(files), 512 * 9)  # members of three blocks: every third part begins with a header
     bad = list(whole)
     bad[3], bad[6] = bad[6], bad[3]
     bad[4] = whole[1]
-    source = write_parts(tmp_path / "p", bad)
+    source = write_parts(folder / "p", bad)
     for step in (70, 100, 1000):
-        if not killed_at(step, lambda: _ignore_failure(source, tmp_path / "set")):
+        if not killed_at(step, lambda: _ignore_failure(source, folder / "set")):
             break
-    assert not (tmp_path / "set").exists()
-    write_parts(tmp_path / "p", whole)
-    finish(source, tmp_path / "set", wanted(files), replace(STEP_BY_STEP, writers=0))
+    assert not (folder / "set").exists()
+    write_parts(folder / "p", whole)
+    finish(source, folder / "set", wanted(files), replace(STEP_BY_STEP, writers=0))
 
 
 def _ignore_failure(source: Source, target: Path) -> None:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import random
+import shutil
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,10 +16,18 @@ from dm05_prep.errors import PrepError
 from dm05_prep.extract import ExtractOptions
 from dm05_prep.prefetch import READING, Fetcher
 from dm05_prep.sources.base import RemoteFile
-from tars import HOME, CopyingSource, honest, parts_of, run, split, tree, wanted, write_parts
+from tars import HOME, CopyingSource, honest, memory_folder, parts_of, run, split, tree, wanted, write_parts
 
 PART_BYTES = 4 << 20
 FILES = {f"{HOME}image/e/{index:04d}.jpg": random.Random(index).randbytes(60_000) for index in range(420)}
+
+
+@pytest.fixture
+def tmp_path(tmp_path: Path) -> Iterator[Path]:
+    made = memory_folder(tmp_path, 128 << 20)
+    yield made
+    if made != tmp_path:
+        shutil.rmtree(made)
 
 
 @dataclass(frozen=True)
