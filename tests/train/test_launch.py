@@ -42,6 +42,7 @@ def test_a_platforms_rank_and_world_size_mean_machines() -> None:
     chosen = plan({"WORLD_SIZE": "2", "RANK": "1", "MASTER_ADDR": "a", "MASTER_PORT": "1234"}, gpus=4)
     assert (chosen.nodes, chosen.node, chosen.per_node, chosen.port) == (2, 1, 4, 1234)
     inside = chosen.environment({"WORLD_SIZE": "2", "RANK": "1", "PET_NNODES": "2", "HOME": "/h"})
+    assert inside.pop("TORCH_CPP_LOG_LEVEL") == "ERROR"
     assert inside == {"OMP_NUM_THREADS": "1", "HOME": "/h", "DM05_DDP_BUCKET_CAP_MB": "512"}
 
 
@@ -113,6 +114,13 @@ def test_a_wrong_master_addr_is_said(address: str, reason: str) -> None:
     with pytest.raises(TrainError, match=reason) as caught:
         wait_for_machine_0(chosen)
     assert f"{address}:{port}" in str(caught.value) and "MASTER_ADDR" in str(caught.value)
+
+
+def test_machine_0_with_an_unknown_name_for_itself() -> None:
+    environ = {"NNODES": "2", "RANK": "0", "MASTER_ADDR": "no-such-machine.invalid", "JOIN_TIMEOUT": "1"}
+    with pytest.raises(TrainError, match="the name is not known here"):
+        wait_for_machine_0(plan(environ, 0))
+    wait_for_machine_0(plan(environ | {"MASTER_ADDR": "localhost"}, 0))
 
 
 def test_children_are_found() -> None:

@@ -142,7 +142,7 @@ def broadcast(world: World, value: T) -> T:
 def first_line(error: BaseException) -> str:
     """The first line of a foreign error's text, for a message of one line."""
     lines = str(error).strip().splitlines()
-    return lines[0].strip() if lines else type(error).__name__
+    return lines[0].strip().rstrip(".") if lines else type(error).__name__
 
 
 @contextlib.contextmanager

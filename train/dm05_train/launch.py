@@ -58,7 +58,12 @@ class Plan:
         """The environment of torchrun: a platform's machine counts would be mistaken for processes further down."""
         machine = ("RANK", "WORLD_SIZE", "NODE_RANK", "NNODES", "NPROC_PER_NODE", "GPUS_PER_NODE", "DDP_BUCKET_MB")
         kept = {name: value for name, value in environ.items() if name not in machine and not name.startswith("PET_")}
-        return {"OMP_NUM_THREADS": "1", **kept, "DM05_DDP_BUCKET_CAP_MB": str(self.bucket_mb)}
+        return {
+            "OMP_NUM_THREADS": "1",
+            "TORCH_CPP_LOG_LEVEL": "ERROR",
+            **kept,
+            "DM05_DDP_BUCKET_CAP_MB": str(self.bucket_mb),
+        }
 
 
 def plan(environ: Mapping[str, str], gpus: int) -> Plan:
@@ -145,7 +150,7 @@ def count_gpus() -> int:
 
 
 def wait_for_machine_0(plan: Plan) -> None:
-    """On the other machines: wait until machine 0 answers, so that starting early or late does not matter.
+    """Wait until machine 0 answers (on machine 0 itself: until its name is known), however early or late it starts.
 
     Raises:
         TrainError: it does not answer in time; the text says at which point it fails.
@@ -154,6 +159,9 @@ def wait_for_machine_0(plan: Plan) -> None:
     end, reason, told = time.monotonic() + plan.join_seconds, "", False
     while time.monotonic() < end:
         try:
+            if plan.node == 0:
+                socket.getaddrinfo(plan.address, plan.port)
+                return
             with socket.create_connection((plan.address, plan.port), timeout=min(10.0, plan.join_seconds)):
                 return
         except socket.gaierror:
@@ -175,25 +183,27 @@ def wait_for_machine_0(plan: Plan) -> None:
 
 def start(chosen: Plan, arguments: Sequence[str], environ: Mapping[str, str]) -> int:
     """Start a run by its plan and wait for it; gives the exit code."""
-    if chosen.nodes > 1 and chosen.node > 0:
+    if chosen.nodes > 1:
         wait_for_machine_0(chosen)
     return run_ranks(chosen.torchrun(arguments), chosen.environment(environ))
 
 
 def main() -> int:
     """Entry point of the launch script."""
-    arguments = sys.argv[1:]
+    arguments, environ = sys.argv[1:], dict(os.environ)
+    # torch's C++ side logs a failed meeting with a stack trace; it is said in words here.
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
     dry = "--dry-run" in arguments
     if dry:
         arguments.remove("--dry-run")
-    chosen = plan(os.environ, count_gpus())
+    chosen = plan(environ, count_gpus())
     from dm05_train.cli import read_train_config
 
     read_train_config(arguments)  # a wrong flag is said here once, not by every process
     if dry:
         print(shlex.join(["torchrun", *chosen.torchrun(arguments)]))
         return 0
-    return start(chosen, arguments, os.environ)
+    return start(chosen, arguments, environ)
 
 
 if __name__ == "__main__":
