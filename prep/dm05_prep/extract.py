@@ -31,7 +31,7 @@ from dm05_prep.stream import BLOCK_BYTES, PartMismatchError
 from dm05_prep.untar import DamageError, Member, damage, show
 from dm05_prep.writer import TreeWriter
 
-_STEP_BYTES = 1 << 20  # between the member boundaries that are noted as places to go on from
+_STEP_BYTES = 1 << 16  # between the member boundaries that are noted as places to go on from
 REPACK = "Leave it out of the archive, or ask whoever made it"
 
 
