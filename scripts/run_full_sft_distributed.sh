@@ -24,6 +24,8 @@ set -euo pipefail
 
 export PER_DEVICE_BATCH="${PER_DEVICE_BATCH:-4}"
 export TRAIN_STEPS="${TRAIN_STEPS:-300}"
+# A meeting that fails is said in words; torch would add a stack trace. The ranks themselves log errors.
+export TORCH_CPP_LOG_LEVEL="${TORCH_CPP_LOG_LEVEL:-FATAL}"
 
 here="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
 python="${PYTHON:-python3}"

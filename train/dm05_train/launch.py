@@ -190,20 +190,18 @@ def start(chosen: Plan, arguments: Sequence[str], environ: Mapping[str, str]) ->
 
 def main() -> int:
     """Entry point of the launch script."""
-    arguments, environ = sys.argv[1:], dict(os.environ)
-    # torch's C++ side logs a failed meeting with a stack trace; it is said in words here.
-    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
+    arguments = sys.argv[1:]
     dry = "--dry-run" in arguments
     if dry:
         arguments.remove("--dry-run")
-    chosen = plan(environ, count_gpus())
+    chosen = plan(os.environ, count_gpus())
     from dm05_train.cli import read_train_config
 
     read_train_config(arguments)  # a wrong flag is said here once, not by every process
     if dry:
         print(shlex.join(["torchrun", *chosen.torchrun(arguments)]))
         return 0
-    return start(chosen, arguments, environ)
+    return start(chosen, arguments, os.environ)
 
 
 if __name__ == "__main__":
