@@ -1,4 +1,4 @@
-"""The count of what a backward pass keeps: what autograd keeps in a real forward pass, for the plain and the fast model."""
+"""The count of what a backward pass keeps is what autograd keeps in a real one, for the plain and the fast model."""
 
 from __future__ import annotations
 
@@ -7,15 +7,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from golden_run import GOLDEN
-from safetensors.torch import load_file
-
 from dm05_train.activations import BatchShape, activation_bytes
 from dm05_train.build import empty_model
 from dm05_train.model.config import DM05Config
 from dm05_train.model.dm05 import DM05
 from dm05_train.model.weights import freeze_untrained
 from dm05_train.perf.restructure import restructure
+from golden_run import GOLDEN
+from safetensors.torch import load_file
 
 FULL = Path(__file__).parent.parent / "golden" / "dm05_config.json"
 

@@ -6,7 +6,6 @@ import time
 
 import pytest
 import torch
-
 from dm05_train.timing import NoTimer, StepTimer
 
 

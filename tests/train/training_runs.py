@@ -18,7 +18,6 @@ from dm05_prep.demo import write_demo
 from dm05_prep.index import build_index
 from dm05_schemas.registry import lookup
 from dm05_schemas.workspace import Workspace
-
 from dm05_train.cli import main
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "run_full_sft_distributed.sh"
