@@ -8,18 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent.parent / "servers"))
-
 from process import Service
-
-SECRETS = {
-    "access": "AKTEST0123456789",
-    "secret": "sk-very-secret-value",
-    "token": "sts-secret-token",
-    "hub": "hf_SecretHubToken",
-}
-KEYS = {SECRETS["access"]: {"secret": SECRETS["secret"]}}
 
 
 @pytest.fixture

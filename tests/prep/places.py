@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from conftest import KEYS, SECRETS
 from dm05_prep.sources import Source, SourceOptions, open_source
+from fake_secrets import KEYS, SECRETS
 from process import Service
 
 PART = "libero.tar.part-000"

@@ -9,7 +9,6 @@ from urllib.parse import parse_qsl, urlsplit
 
 import bos_server
 import pytest
-from conftest import KEYS, SECRETS
 from dm05_prep.errors import PrepError
 from dm05_prep.sources import SourceOptions, open_source
 from dm05_prep.sources.bos import split_uri
@@ -19,6 +18,7 @@ from dm05_prep.sources.connection import Pool
 from dm05_prep.sources.names import MODEL_FILES, RELEASED_PARTS
 from dm05_prep.sources.retry import RetryPolicy
 from dm05_schemas.errors import UsageError
+from fake_secrets import KEYS, SECRETS
 from hypothesis import given
 from hypothesis import strategies as st
 from places import PART, Place, fetch, make_place, random_bytes

@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from conftest import SECRETS
 from dm05_prep.errors import PrepError
 from dm05_prep.sources.bos_login import find_endpoint, find_login
 from dm05_prep.sources.options import SourceOptions
 from dm05_schemas.errors import UsageError
+from fake_secrets import SECRETS
 
 NOTHING = SourceOptions()
 

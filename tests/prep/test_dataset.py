@@ -14,8 +14,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from conftest import KEYS, SECRETS
 from dm05_prep.lock import WorkspaceLock
+from fake_secrets import KEYS, SECRETS
 from PIL import Image
 from process import Service
 from tars import HOME, honest, split, tree, wanted, write_parts

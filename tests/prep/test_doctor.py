@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import KEYS, SECRETS
 from dm05_prep.cli import dispatch
 from dm05_prep.demo.checkpoint import write_checkpoint
 from dm05_schemas.errors import UsageError
+from fake_secrets import KEYS, SECRETS
 from process import Service
 
 pytestmark = pytest.mark.usefixtures("quiet_environment")

@@ -12,10 +12,10 @@ from typing import Any
 
 import psutil
 import pytest
-from conftest import SECRETS
 from dm05_prep.sources import helper, hf
 from dm05_prep.sources.helper_child import _shown
 from dm05_prep.sources.retry import Stopped
+from fake_secrets import SECRETS
 from places import PART, Place, fetch, make_place, random_bytes
 
 pytestmark = pytest.mark.usefixtures("quiet_environment")

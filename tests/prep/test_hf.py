@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import SECRETS
 from dm05_prep.errors import PrepError
 from dm05_prep.sources import SourceOptions, open_source
 from dm05_schemas.errors import UsageError
+from fake_secrets import SECRETS
 from places import PART, Place, fetch, make_place, random_bytes, sha256
 from process import Service
 

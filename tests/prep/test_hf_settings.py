@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from conftest import SECRETS
 from dm05_prep.sources.hf_settings import find_settings
 from dm05_prep.sources.options import SourceOptions
 from dm05_schemas.errors import UsageError
+from fake_secrets import SECRETS
 
 NOTHING = SourceOptions()
 

@@ -16,12 +16,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import SECRETS
 from dm05_prep.checkpoint_check import LIBERO_ACTION_MEAN, LIBERO_ACTION_STD, check_checkpoint
 from dm05_prep.cli import PROG, dispatch
 from dm05_prep.demo.checkpoint import write_checkpoint
 from dm05_schemas import cli
 from dm05_schemas.errors import DataError
+from fake_secrets import SECRETS
 from places import Place, make_place, random_bytes
 from safetensors.numpy import load_file, save_file
 

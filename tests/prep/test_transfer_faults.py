@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import SECRETS
 from dm05_prep.errors import PrepError
 from dm05_prep.sources import SourceOptions, open_source, partfile
 from dm05_prep.sources.retry import Stopped
+from fake_secrets import SECRETS
 from places import PART, Place, fetch, make_place, random_bytes, ranges, sha256
 
 SPAN = 256 << 10
