@@ -8,6 +8,7 @@ real optimizer. On a GPU machine at full size it writes about 38 GB into the fol
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -66,17 +67,23 @@ def timed(work: Callable[[], Any]) -> tuple[float, Any]:
 
 
 def host_peak_gb(*, reset: bool = False) -> float:
-    """Largest resident set of this process, pages of mapped files included."""
+    """Largest resident set of this process, pages of mapped files included; NaN where the system does not say."""
     if reset:
-        Path("/proc/self/clear_refs").write_text("5")
-    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM"))
-    return int(line.split()[1]) * 1024 / GB
+        with contextlib.suppress(OSError):
+            Path("/proc/self/clear_refs").write_text("5")
+    return _status_gb("VmHWM")
 
 
 def private_gb() -> float:
-    """Resident memory of this process that is no mapped file."""
-    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("RssAnon"))
-    return int(line.split()[1]) * 1024 / GB
+    """Resident memory of this process that is no mapped file; NaN where the system does not say."""
+    return _status_gb("RssAnon")
+
+
+def _status_gb(field: str) -> float:
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(field):
+            return int(line.split()[1]) * 1024 / GB
+    return float("nan")
 
 
 def forget(folder: Path) -> None:
@@ -175,17 +182,6 @@ def main(options: Options) -> None:
     found["checkpoint_gb"] = sum(p.stat().st_size for p in checkpoint.rglob("*") if p.is_file()) / GB
     print(json.dumps(found), flush=True)
 
-    if options.host_copy and torch.cuda.is_available():
-        spare, snapshots.SPARE_GPU_BYTES = snapshots.SPARE_GPU_BYTES, 1 << 60
-        found["host_copy_first_s"], _ = timed(lambda: take_snapshot(run))
-        began = time.perf_counter()
-        take_snapshot(run)
-        found["host_copy_call_s"] = time.perf_counter() - began
-        found["host_copy_stall_s"] = found["host_copy_call_s"] + steps.time(1)[0] - usual
-        snapshots.SPARE_GPU_BYTES = spare
-        run.host_buffer = None
-        print(json.dumps(found), flush=True)
-
     for cache in ("cold", "warm"):
         if cache == "cold":
             forget(checkpoint)
@@ -196,6 +192,17 @@ def main(options: Options) -> None:
         found[f"load_{cache}_host_peak_gb"] = host_peak_gb()
         print(json.dumps(found), flush=True)
     found["restore_s"], _ = timed(lambda: restore(run.optimizer, run.model, checkpoint_entries(checkpoint)))
+    print(json.dumps(found), flush=True)
+
+    if options.host_copy and torch.cuda.is_available():
+        spare, snapshots.SPARE_GPU_BYTES = snapshots.SPARE_GPU_BYTES, 1 << 60
+        found["host_copy_first_s"], _ = timed(lambda: take_snapshot(run))
+        began = time.perf_counter()
+        take_snapshot(run)
+        found["host_copy_call_s"] = time.perf_counter() - began
+        found["host_copy_stall_s"] = found["host_copy_call_s"] + steps.time(1)[0] - usual
+        snapshots.SPARE_GPU_BYTES = spare
+        run.host_buffer = None
     print(json.dumps({k: round(v, 3) if isinstance(v, float) else v for k, v in found.items()}, indent=1))
     shutil.rmtree(options.folder)
 

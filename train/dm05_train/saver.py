@@ -13,6 +13,8 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import torch
+
 from dm05_train.checkpoint import checkpoint_name, clean, publish, rotate, write_tensors
 from dm05_train.env import World
 from dm05_train.errors import TrainError
@@ -79,6 +81,7 @@ class Saver:
             raise TrainError(f"cannot write a checkpoint: {reason}", where=where, fix=good) from None
 
     def _run(self, snapshot: Snapshot) -> None:
+        self._use_own_gpu()
         began = time.monotonic()
         final = self.output / checkpoint_name(snapshot.state.step)
         temporary = self.output / f".{final.name}.{snapshot.state.run}"
@@ -99,12 +102,17 @@ class Saver:
             for old in rotate(self.output, snapshot.state.run, self.keep):
                 self.say(f"removed {old}")
 
+    def _use_own_gpu(self) -> None:
+        """A new thread begins on GPU 0, which belongs to another rank."""
+        if self.world.device.type == "cuda":
+            torch.cuda.set_device(self.world.device)
+
     def _write(self, temporary: Path, snapshot: Snapshot) -> None:
         """Write this rank's files, several at a time where there are several."""
         (temporary / "training").mkdir(parents=True, exist_ok=True)
         if snapshot.ready is not None:
             snapshot.ready.synchronize()
-        with ThreadPoolExecutor(max(1, len(snapshot.files))) as pool:
+        with ThreadPoolExecutor(max(1, len(snapshot.files)), initializer=self._use_own_gpu) as pool:
             jobs = [
                 pool.submit(write_tensors, temporary / file, tensors, snapshot.aliases_of(file))
                 for file, tensors in snapshot.files.items()
