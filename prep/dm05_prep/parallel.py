@@ -5,12 +5,14 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import tempfile
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from itertools import islice
+from multiprocessing.context import BaseContext
 from typing import TypeVar
 
 from dm05_schemas.errors import UsageError
@@ -21,6 +23,8 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 _PRELOAD = ["dm05_schemas.episode"]
+# The server's socket adds 32 bytes to the name of the temporary folder, and a socket's path has at most 107.
+_LONGEST_TEMPORARY_FOLDER = 72
 
 
 def default_jobs() -> int:
@@ -50,8 +54,7 @@ def ordered_map(function: Callable[[Item], Result], items: Iterable[Item], jobs:
     if jobs <= 1:
         yield from map(function, items)
         return
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(_PRELOAD)
+    context = _context()
     others = set(multiprocessing.active_children())
     pool = ProcessPoolExecutor(jobs, mp_context=context, initializer=_begin_worker)
     rest = iter(items)
@@ -85,6 +88,15 @@ def batches(items: Iterable[Item], weight: Callable[[Item], int], limit: int) ->
             batch, total = [], 0
     if batch:
         yield batch
+
+
+def _context() -> BaseContext:
+    """How processes start: forked off a server that has imported already, where its socket's path is short enough."""
+    if len(os.fsencode(tempfile.gettempdir())) > _LONGEST_TEMPORARY_FOLDER:
+        return multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(_PRELOAD)
+    return context
 
 
 def _begin_worker() -> None:

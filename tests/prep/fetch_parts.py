@@ -15,6 +15,14 @@ from typing import Any
 from dm05_prep.sources import SourceOptions, open_source
 
 
+def peak_mib() -> int:
+    """Most memory this program had at once; ru_maxrss would count the process that started it too."""
+    status = Path("/proc/self/status")
+    if status.is_file():
+        return int(status.read_text().split("VmHWM:")[1].split()[0]) // 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
+
+
 def main(name: Any, uri: str, endpoint: str, folder: str, jobs: str) -> None:
     """Fetch."""
     source = open_source(name, uri, kind="dataset", jobs=int(jobs), options=SourceOptions(endpoint=endpoint))
@@ -25,7 +33,7 @@ def main(name: Any, uri: str, endpoint: str, folder: str, jobs: str) -> None:
 
     with ThreadPoolExecutor(len(files)) as pool:
         list(pool.map(fetch, files))
-    print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024)
+    print(peak_mib())
 
 
 if __name__ == "__main__":

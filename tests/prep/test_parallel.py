@@ -59,6 +59,21 @@ main()
 """  # fmt: skip
 
 
+def test_a_long_name_of_the_temporary_folder(tmp_path: Path) -> None:
+    folder = tmp_path / ("t" * 100)
+    folder.mkdir()
+    program = tmp_path / "program.py"
+    program.write_text(
+        "from dm05_prep.parallel import ordered_map\n"
+        "if __name__ == '__main__':\n"
+        "    print(list(ordered_map(len, ['a', 'bb'], 2)))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, program], capture_output=True, text=True, env=os.environ | {"TMPDIR": str(folder)}, check=False
+    )
+    assert (done.stdout, done.returncode) == ("[1, 2]\n", 0), done.stderr
+
+
 @pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGKILL])
 def test_no_process_outlives_the_command(tmp_path: Path, sent: signal.Signals) -> None:
     spec = make_spec(state_desc=("joint",) * 3)

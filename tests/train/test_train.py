@@ -102,9 +102,9 @@ def test_killed_at_any_moment_and_resumed_is_the_same_curve(workspace: Path, unb
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
 def test_told_to_stop_saves_and_ends_well(workspace: Path, tmp_path: Path, number: signal.Signals) -> None:
     process = start(flags(workspace, tmp_path, steps=500))
-    while not (tmp_path / "metrics.jsonl").exists() and process.poll() is None:
+    metrics = tmp_path / "metrics.jsonl"
+    while not (metrics.exists() and metrics.read_text()) and process.poll() is None:
         time.sleep(0.05)
-    time.sleep(0.5)
     os.kill(process.pid, number)
     out, err = process.communicate(timeout=60)
     assert process.returncode == 0, err
