@@ -24,6 +24,7 @@ from dm05_schemas.workspace import Workspace
 from dm05_prep.console import human_bytes, say
 from dm05_prep.extract import Extracted
 from dm05_prep.index import IndexResult, build_index
+from dm05_prep.index_scan import Counted
 from dm05_prep.journal import Record, remove_partial, was_published
 from dm05_prep.lock import WorkspaceLock
 from dm05_prep.norm_stats import StatsResult, compute
@@ -119,7 +120,7 @@ def _stages(
 ) -> Prepared:
     """Everything that follows extraction."""
     mode = request.action_mode or spec.action_mode
-    index = build_index(workspace, spec, progress=not quiet)
+    index = build_index(workspace, spec, known=_known(extracted, workspace, spec), progress=not quiet)
     if index.computed:
         say(f"index      {index.episodes:,} episodes, {index.frames:,} frames: {index.path}", quiet)
     stats = compute(workspace, spec, request.chunk_size, mode, progress=not quiet)
@@ -135,6 +136,13 @@ def _stages(
                 quiet,
             )
     return Prepared(extracted=extracted, index=index, stats=stats, pack=pack)
+
+
+def _known(extracted: Extracted | None, workspace: Workspace, spec: DatasetSpec) -> dict[Path, Counted]:
+    """What was counted of episode files while they were written."""
+    folder, prefix = spec.jsonl(workspace), f"{spec.jsonl_dir}/"
+    counted = extracted.counted if extracted else {}
+    return {folder / path.removeprefix(prefix): found for path, found in counted.items() if path.startswith(prefix)}
 
 
 def describe(workspace: Workspace, spec: DatasetSpec, request: Request) -> list[str]:

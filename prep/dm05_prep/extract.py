@@ -11,13 +11,16 @@ record; then damage inside a file's data cannot be seen, damage to the archive's
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+
+from dm05_schemas.errors import DataError
 
 from dm05_prep.archives import ArchiveReader, open_archive
 from dm05_prep.errors import PrepError
 from dm05_prep.images import ImageSink, PackImages
+from dm05_prep.index_scan import Counted, FileCounter
 from dm05_prep.journal import Point, Record
 from dm05_prep.ledger import Ledger
 from dm05_prep.names import BadName, is_sidecar, link_target
@@ -32,6 +35,7 @@ from dm05_prep.untar import DamageError, Member, damage, show
 from dm05_prep.writer import TreeWriter
 
 _STEP_BYTES = 1 << 16  # between the member boundaries that are noted as places to go on from
+_COUNTED_BYTES = 8 << 20  # larger files are not gathered in memory
 REPACK = "Leave it out of the archive, or ask whoever made it"
 
 
@@ -63,6 +67,7 @@ class Extracted:
         left_out_first: the first file browser's sidecar that this run left out, "" for none.
         resumed_at: offset that this run went on from.
         peak_part_bytes: most disk space that copied parts took at any time of this run.
+        counted: what the index says of the .jsonl files that this run wrote, by their path in the dataset.
     """
 
     folder: Path
@@ -70,6 +75,7 @@ class Extracted:
     left_out_first: str
     resumed_at: int
     peak_part_bytes: int
+    counted: Mapping[str, Counted]
     seconds: float
 
 
@@ -123,6 +129,7 @@ def extract(
         left_out_first=run.left_out_first,
         resumed_at=run.resumed_at,
         peak_part_bytes=run.peak_part_bytes,
+        counted=run.counted,
         seconds=time.monotonic() - started,
     )
 
@@ -150,6 +157,8 @@ class _Run:
         self.left_out_first = ""
         self.resumed_at = 0
         self.peak_part_bytes = 0
+        self.counted: dict[str, Counted] = {}
+        self._counter = FileCounter()
 
     def read_all(self) -> None:
         """Everything from the ledger's start to the end mark; rolls the ledger back when the archive is at fault."""
@@ -274,8 +283,20 @@ class _Run:
         else:
             if member.size > LARGE_BYTES:
                 check_fits(member, self._ledger.tree)
-            self._writer.file(path, member.size, reader.pieces(member))
+            pieces = reader.pieces(member)
+            if path.endswith(".jsonl") and member.size <= _COUNTED_BYTES:
+                data = memoryview(b"".join(pieces))
+                self._count(path, data)
+                pieces = (data,)
+            self._writer.file(path, member.size, pieces)
         self._ledger.add("image" if url else "file", path, member.size)
+
+    def _count(self, path: str, data: memoryview) -> None:
+        """Spare the index reading the file again."""
+        try:
+            self.counted[path] = self._counter.count_bytes(data, path)
+        except DataError:
+            pass  # the index says what is wrong, with the place where the file then is
 
     def _take_link(self, member: Member, path: str) -> None:
         names, symbolic = self._ledger.names, member.kind == "symbolic link"

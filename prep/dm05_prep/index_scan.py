@@ -58,9 +58,11 @@ class FileCounter:
         return EpisodeEntry(frames, size, status.st_mtime_ns, checksum)
 
     def count_bytes(self, view: memoryview, path: Path | str) -> Counted:
-        """See :func:`count_bytes`; ``view`` is no longer than this counter's memory."""
+        """See :func:`count_bytes`."""
         array = np.frombuffer(view, dtype=np.uint8)
         size = len(array)
+        if size > len(self._newline):
+            self._grow(size)
         newline, brace = self._newline[:size], self._brace[: max(size - 1, 0)]
         np.equal(array, _NEWLINE, out=newline)
         frames = int(np.count_nonzero(newline))

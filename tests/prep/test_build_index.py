@@ -14,12 +14,15 @@ import pytest
 from dm05_prep import index as module
 from dm05_prep.index import build_index
 from dm05_prep.index_scan import count_bytes
+from dm05_prep.reassemble import plan_of, reassemble
 from dm05_schemas.errors import DataError
 from dm05_schemas.index import check_fresh, index_path, read_index, require_fresh
 from dm05_schemas.json_schemas import load_schema
+from dm05_schemas.registry import lookup
 from dm05_schemas.workspace import Workspace
 from hypothesis import given
 from hypothesis import strategies as st
+from tars import HOME, honest, split, write_parts
 from workspaces import make_spec, random_episodes, write_vectors
 
 SPEC = make_spec()
@@ -89,6 +92,27 @@ def test_counts_known_from_the_archive_are_taken(workspace: Workspace, monkeypat
     monkeypatch.setattr(module, "count_files", lambda paths: pytest.fail("nothing has to be read"))
     assert build_index(workspace, SPEC, known=known).fingerprint == plain.fingerprint
     assert index_path(workspace, SPEC).read_bytes() == document
+
+
+def test_episodes_are_counted_while_they_are_extracted(tmp_path: Path) -> None:
+    lines = [b'{"a": %d}\n' % number * (number + 2) for number in range(3)]
+    files = {f"{HOME}jsonl/e_{number}.jsonl": text for number, text in enumerate(lines)}
+    files[f"{HOME}jsonl/more/empty.jsonl"] = b""
+    source = write_parts(tmp_path / "parts", split(honest(files), 700))
+    workspace = Workspace(tmp_path / "work")
+    spec = lookup("libero_pi0_all", workspace)
+    plan = plan_of(source, workspace, spec, None)
+    counted = reassemble(plan, keep_parts=True, images=None, quiet=True).counted
+    folder = spec.jsonl(workspace)
+    assert {name: (found.frames, found.size) for name, found in counted.items()} == {
+        f"jsonl/e_{number}.jsonl": (number + 2, len(text)) for number, text in enumerate(lines)
+    }
+    (folder / "more/empty.jsonl").unlink()
+    known = {folder.parent / name: found for name, found in counted.items()}
+    path = build_index(workspace, spec, known=known).path
+    written = path.read_bytes()
+    build_index(workspace, spec, force=True)
+    assert path.read_bytes() == written
 
 
 def test_known_counts_of_another_size_are_not_taken(workspace: Workspace) -> None:
