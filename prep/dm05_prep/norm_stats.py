@@ -142,7 +142,14 @@ def _summarise(
     """Statistics of every state dim, then of every action dim."""
     with tempfile.TemporaryDirectory(prefix="dm05-columns-") as temporary:
         file = Path(temporary) / "columns.f32"
-        parts = _spill(workspace, spec, file, jobs, progress)
+        try:
+            parts = _spill(workspace, spec, file, jobs, progress)
+        except OSError as error:
+            if error.filename is not None:
+                raise
+            what = f"the vectors cannot be written: {error.strerror or error}"
+            fix = "Set TMPDIR to a folder with 4 bytes free for each number of a frame's state and action"
+            raise DataError(what, where=temporary, fix=fix) from error
         columns = _columns(spec, file, parts, chunk_size, action_mode)
         values = len(columns) * sum(part.rows for part in parts) * (chunk_size if action_mode == "relative" else 1)
         with progress_bar(len(columns), "dims", "statistics", quiet=not progress) as bar:

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
+import subprocess
+import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -221,3 +225,31 @@ def test_a_file_that_changed_behind_its_time_is_named_with_what_helps(tmp_path: 
     )
     build_index(workspace, spec, force=True)
     assert compute(workspace, spec, 5, "absolute").computed
+
+
+def test_a_full_temporary_folder_is_named(tmp_path: Path) -> None:
+    workspace, spec = Workspace(tmp_path), make_spec("libero_goal", ("joint",) * 6 + ("gripper",) * 2, 7)
+    spec = replace(spec, folder=Path("data/libero/libero_goal"))
+    write_vectors(workspace, spec, random_episodes(0, [200], spec))
+    build_index(workspace, spec)
+    # A limit on file sizes fails a write as a full disk does: without the file's name.
+    script = (
+        "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))\n"
+        "from dm05_prep.cli import main; main()"
+    )
+    flags = ["norm-stats", "--dataset-name", "libero_goal", "--workspace", str(tmp_path)]
+    (tmp_path / "tmp").mkdir()
+    done = subprocess.run(
+        [sys.executable, "-B", "-c", script, *flags],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"TMPDIR": str(tmp_path / "tmp")},
+    )
+    assert done.returncode == 1
+    assert re.fullmatch(
+        rf"dm05-prep: error: {tmp_path}/tmp/dm05-columns-\w+: the vectors cannot be written: File too large. "
+        r"Set TMPDIR to a folder with 4 bytes free for each number of a frame's state and action\n",
+        done.stderr,
+    )
+    assert list((tmp_path / "tmp").iterdir()) == []
+    assert not workspace.norm_stats_dir.exists()
