@@ -134,7 +134,9 @@ def pack_archive(workspace: Workspace, spec: DatasetSpec, parts: list[Path], *, 
                 start = member.offset_data
                 data = whole[start : start + member.size]
                 images.member(member.name.removeprefix(prefix), start // part_bytes, start % part_bytes, data)
-        return write_pack(new, workspace, spec, images, source=source, rebuild="Run dm05-prep dataset --layout pack")
+        result = write_pack(new, workspace, spec, images, source=source, rebuild="Run dm05-prep dataset --layout pack")
+        images.forget(new)
+        return result
 
 
 def small_config(vocab_size: int = 512, image_token_id: int = 8) -> DM05Config:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 
@@ -30,3 +32,14 @@ class UsageError(DM05Error):
     """A command was called with words that do not go together (exit code 2)."""
 
     exit_code = 2
+
+
+@contextmanager
+def mending(fix: str) -> Iterator[None]:
+    """A DataError of the block that does not know what to do then says ``fix``."""
+    try:
+        yield
+    except DataError as error:
+        if error.fix:
+            raise
+        raise DataError(error.what, where=error.where, fix=fix) from error

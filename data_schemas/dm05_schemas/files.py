@@ -4,7 +4,20 @@ from __future__ import annotations
 
 import os
 import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+
+
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """An OSError of the block that names no file (a full disk) then names ``path``."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None:
+            error.filename = str(path)
+        raise
 
 
 def replace_file(path: Path, data: bytes | memoryview) -> None:
@@ -17,7 +30,7 @@ def replace_file(path: Path, data: bytes | memoryview) -> None:
     temporary = target.with_name(f".{target.name[:80]}.{secrets.token_hex(6)}.tmp")
     handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
     try:
-        with os.fdopen(handle, "wb") as file:
+        with naming(target), os.fdopen(handle, "wb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())

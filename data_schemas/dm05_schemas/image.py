@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import warnings
 from typing import NamedTuple
 
 import numpy as np
@@ -22,6 +23,10 @@ EIGHT_BIT_MODES = frozenset(
     {"1", "L", "LA", "La", "P", "PA", "RGB", "RGBA", "RGBa", "RGBX", "CMYK", "YCbCr", "LAB", "HSV"}
 )
 TO_EIGHT_BITS = "Convert it to 8 bits a channel"
+FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM", "JPEG2000")  # Pillow has some that run other programs
+MAX_SIDE = 8192
+MAX_PIXEL_BYTES = MAX_SIDE * MAX_SIDE * 3
+"""No image is larger: one flipped bit in a header must not ask for gigabytes (or, padded to a square, terabytes)."""
 
 
 class ImageHeader(NamedTuple):
@@ -42,6 +47,7 @@ def image_size(data: Encoded, where: str = "image") -> ImageHeader:
     fast = _jpeg_header(data)
     if fast is not None:
         height, width, colours = fast
+        _check_size(height, width, where)
         return ImageHeader("JPEG", "L" if colours == "Gray" else "RGB", width, height)
     with _open(data, where) as image:
         return ImageHeader(image.format or "", image.mode, image.width, image.height)
@@ -58,6 +64,7 @@ def decode_rgb(data: Encoded, where: str = "image") -> Pixels:
     header = _jpeg_header(data)
     if header is None:
         return _decode_any(data, where)
+    _check_size(*header[:2], where)
     pixels = np.empty((header[0], header[1], 3), dtype=np.uint8)
     _decode_jpeg(data, pixels, where)
     return pixels
@@ -75,6 +82,7 @@ def decode_into(data: Encoded, buffer: NDArray[np.uint8], where: str = "image") 
     header, pixels = _jpeg_header(data), None
     if header is not None:
         height, width, _ = header
+        _check_size(height, width, where)
     else:
         pixels = _decode_any(data, where)
         height, width, _ = pixels.shape
@@ -112,14 +120,27 @@ def _decode_any(data: Encoded, where: str) -> Pixels:
         if image.mode not in EIGHT_BIT_MODES:  # Pillow would clip the values at 255
             raise DataError(f"{image.format} of mode {image.mode}, more than 8 bits", where=where, fix=TO_EIGHT_BITS)
         try:
-            return np.asarray(image.convert("RGB"))
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # Pillow's advice about palettes is not for who trains
+                return np.asarray(image.convert("RGB"))
         except Exception as error:  # Pillow's decoders raise many kinds
             raise DataError(f"broken {image.format} image: {error}", where=where) from error
 
 
 def _open(data: Encoded, where: str) -> Image.Image:
     try:
-        return Image.open(io.BytesIO(data))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # _check_size is stricter
+            image = Image.open(io.BytesIO(data), formats=FORMATS)
+    except Image.DecompressionBombError as error:
+        raise DataError(f"an image with sides over {MAX_SIDE} pixels", where=where) from error
     except Exception as error:  # Pillow's parsers raise many kinds
         what = "empty file" if len(data) == 0 else f"not an image ({len(data)} bytes, begins {bytes(data[:8])!r})"
         raise DataError(what, where=where) from error
+    _check_size(image.height, image.width, where)
+    return image
+
+
+def _check_size(height: int, width: int, where: str) -> None:
+    if not 0 < max(height, width) <= MAX_SIDE or min(height, width) < 1:
+        raise DataError(f"an image of {width} x {height} pixels, sides of 1 to {MAX_SIDE} are due", where=where)

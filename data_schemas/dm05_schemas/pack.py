@@ -23,8 +23,9 @@ are written under a temporary name and renamed, so a folder of that name is comp
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -34,11 +35,16 @@ import pyarrow as pa
 from dm05_schemas import strict_json
 from dm05_schemas.errors import DataError
 from dm05_schemas.files import replace_file
+from dm05_schemas.image import MAX_PIXEL_BYTES
 from dm05_schemas.registry import DatasetSpec
+from dm05_schemas.workspace import Workspace
 
 FORMAT, VERSION = "dm05-pack", 1
 PACK_DIR, FRAMES_DIR = "pack", ".frames"
 INFO_NAME, FRAMES_NAME = "pack.json", "frames.arrow"
+SAME_SOURCE = "with the same --source and --uri"
+ANY_WORKSPACE = "--workspace WORKSPACE"
+"""Stands in pack.json for the workspace, which may be moved; :func:`read_pack` puts the present one there."""
 
 ImageStore = Literal["blobs", "files"]
 
@@ -71,7 +77,7 @@ class PackInfo:
     source: str
     """Fingerprint of the index (see :mod:`dm05_schemas.index`) of the episodes it was made from."""
     rebuild: str
-    """The command that writes this pack again."""
+    """What errors say to do: a sentence with the command that writes this pack again."""
     tool_version: str
 
     @property
@@ -105,22 +111,42 @@ def write_info(folder: Path, info: PackInfo) -> Path:
     return path
 
 
-def read_info(folder: Path) -> PackInfo:
+def read_pack(workspace: Workspace, spec: DatasetSpec) -> PackInfo:
+    """pack.json of a dataset's pack; its ``rebuild`` names this workspace.
+
+    Raises:
+        DataError: see :func:`read_info`.
+    """
+    place = f"--workspace {shlex.quote(str(workspace.root))}"
+    if spec.images(workspace).is_dir():
+        rebuild = f"Run dm05-prep pack --dataset-name {spec.name} {place} --force"
+    else:
+        rebuild = f"Run dm05-prep dataset --subset {spec.name} --layout pack {place} --force {SAME_SOURCE}"
+    info = read_info(spec.root(workspace) / PACK_DIR, rebuild)
+    return replace(info, rebuild=info.rebuild.replace(ANY_WORKSPACE, place))
+
+
+def read_info(folder: Path, rebuild: str = "Run dm05-prep pack --force") -> PackInfo:
     """pack.json of ``folder``.
+
+    Args:
+        folder: the pack's.
+        rebuild: what an error says to do; a pack.json that can be read says it itself.
 
     Raises:
         DataError: missing, no pack, of another version, or with fields that do not fit together.
     """
     path = folder / INFO_NAME
-    rebuild = "Run dm05-prep pack --force"
     try:
         document = strict_json.read_object(path)
     except OSError as error:
         raise DataError(f"cannot read the pack: {error.strerror or error}", where=path, fix=rebuild) from error
+    except DataError as error:
+        raise DataError(error.what, where=path, fix=rebuild) from error
     if document.pop("format", None) != FORMAT:
         raise DataError("is not the description of a pack", where=path, fix=rebuild)
     version = document.pop("version", None)
-    if version != VERSION:
+    if type(version) is not int or version != VERSION:
         raise DataError(f"is of version {version}, this program reads version {VERSION}", where=path, fix=rebuild)
     try:
         info = _from_document(document)
@@ -148,6 +174,10 @@ def _from_document(document: Mapping[str, Any]) -> PackInfo:
         raise ValueError("episodes and episode_frames do not fit together")
     if min(info.state_dim, info.action_dim, len(info.cameras), len(info.prompts)) < 1:
         raise ValueError("a count is 0")
+    if (info.images == "blobs") != bool(info.blobs):
+        raise ValueError(f"images are {info.images} and there are {len(info.blobs)} blobs")
+    if info.largest_image_bytes > MAX_PIXEL_BYTES:
+        raise ValueError(f"largest_image_bytes is {info.largest_image_bytes}")
     return info
 
 
@@ -184,7 +214,8 @@ def check_files(folder: Path, info: PackInfo) -> None:
         try:
             size = path.stat().st_size
         except OSError as error:
-            raise DataError(f"part of the pack, {error.strerror or error}", where=path, fix=info.rebuild) from error
+            fix = f"Put it back if it was moved, or make the pack anew. {info.rebuild}"
+            raise DataError(f"part of the pack, {error.strerror or error}", where=path, fix=fix) from error
         if size != record.bytes:
             what = f"part of the pack, has {size:,} bytes where {record.bytes:,} were written"
             raise DataError(what, where=path, fix=info.rebuild)

@@ -142,5 +142,4 @@ def read_image(path: Path, where: str) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
-        fix = "Run dm05-prep dataset again to fetch what is missing"
-        raise DataError(f"{path} cannot be read: {error.strerror or error}", where=where, fix=fix) from error
+        raise DataError(f"{path} cannot be read: {error.strerror or error}", where=where) from error

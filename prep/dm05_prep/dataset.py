@@ -10,6 +10,7 @@ Each stage does nothing when its output is current, so the command can be run ag
 from __future__ import annotations
 
 import contextlib
+import shlex
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -53,6 +54,16 @@ class Request:
     keep_parts: bool = False
     force: bool = False
     options: SourceOptions = NO_OPTIONS
+
+    @property
+    def origin(self) -> str:
+        """The flags that name the archive, for errors to repeat."""
+        uri = self.uri
+        if uri and self.source == "local":
+            uri = str(Path(uri.removeprefix("file://")).expanduser().absolute())
+        values = {"source": self.source, "uri": uri, "archive": self.archive, "revision": self.options.revision}
+        flags = [f"--{name} {shlex.quote(value)}" for name, value in values.items() if value]
+        return " ".join([*flags, "--keep-parts"] if self.keep_parts else flags)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,7 +122,7 @@ def _extract(plan: Plan, workspace: Workspace, spec: DatasetSpec, request: Reque
         remove_partial(plan.target)
     images = None
     if request.layout == "pack":
-        images = images_of(plan, workspace, spec, request.keep_parts)
+        images = images_of(plan, workspace, spec, request.keep_parts, request.origin)
     return reassemble(plan, keep_parts=request.keep_parts, images=images, quiet=quiet)
 
 

@@ -13,10 +13,20 @@ from pathlib import Path
 from typing import Protocol
 
 from dm05_schemas.episode import Episode, read_episode
-from dm05_schemas.errors import DataError
+from dm05_schemas.errors import DataError, mending
+from dm05_schemas.files import naming
 from dm05_schemas.frame_table import CameraColumns
 from dm05_schemas.index import index_path, read_index
-from dm05_schemas.pack import PACK_DIR, FileRecord, PackInfo, check_files, check_matches, read_info
+from dm05_schemas.pack import (
+    ANY_WORKSPACE,
+    PACK_DIR,
+    SAME_SOURCE,
+    FileRecord,
+    PackInfo,
+    check_files,
+    check_matches,
+    read_info,
+)
 from dm05_schemas.pack_writer import PackWriter, put_in_place, replaced_folder
 from dm05_schemas.registry import DatasetSpec, lookup
 from dm05_schemas.workspace import Workspace
@@ -73,12 +83,14 @@ def build_pack(workspace: Workspace, spec: DatasetSpec, *, force: bool = False, 
     if held is not None:
         return held
     if not spec.images(workspace).is_dir():
-        fix = f"Run dm05-prep dataset --subset {spec.name} (--layout pack --force for images that stay in an archive)"
+        again = f"Run dm05-prep dataset --subset {spec.name} {_place(workspace)}"
+        fix = f"{again} (--layout pack --force {SAME_SOURCE} for images that stay in an archive)"
         raise DataError("there is no folder of images to copy from", where=spec.images(workspace), fix=fix)
-    with replaced_folder(folder) as new:
+    again = f"dm05-prep dataset --subset {spec.name} {_place(workspace)} --force {SAME_SOURCE}"
+    with mending(f"Put a good one there or remove the episode, or run {again}"), replaced_folder(folder) as new:
         images = CopiedImages(new, spec.images(workspace), spec)
-        command = f"dm05-prep pack --dataset-name {spec.name} --workspace {shlex.quote(str(workspace.root))} --force"
-        return write_pack(new, workspace, spec, images, source=source, rebuild=f"Run {command}", progress=progress)
+        rebuild = f"Run dm05-prep pack --dataset-name {spec.name} {ANY_WORKSPACE} --force"
+        return write_pack(new, workspace, spec, images, source=source, rebuild=rebuild, progress=progress)
 
 
 def publish_archive_pack(
@@ -97,15 +109,18 @@ def publish_archive_pack(
         spec: the dataset.
         images: was told of every member of the image folder.
         staging: the folder that ``images`` wrote to, on the same file system; it becomes the pack.
-        rebuild: what errors tell people to run, "Run dm05-prep dataset ...".
+        rebuild: what errors tell people to run, "Run dm05-prep dataset ..."; the workspace is ANY_WORKSPACE in it.
         progress: show a bar.
 
     Raises:
         DataError: an unacceptable frame, or one whose image the archive does not hold, with file and line.
     """
     source = build_index(workspace, spec, progress=progress).fingerprint
-    result = write_pack(staging, workspace, spec, images, source=source, rebuild=rebuild, progress=progress)
-    put_in_place(staging, result.folder)
+    mend = f"Correct or remove the episode, then run dm05-prep dataset --subset {spec.name} --layout pack"
+    with mending(f"{mend} {_place(workspace)}"), naming(staging):
+        result = write_pack(staging, workspace, spec, images, source=source, rebuild=rebuild, progress=progress)
+        put_in_place(staging, result.folder)
+    images.forget(result.folder)
     return result
 
 
@@ -164,6 +179,10 @@ def _episodes(workspace: Workspace, spec: DatasetSpec) -> Iterator[tuple[str, Ep
         yield name, read_episode(index.jsonl / name, spec)
 
 
+def _place(workspace: Workspace) -> str:
+    return f"--workspace {shlex.quote(str(workspace.root))}"
+
+
 def _image_bytes(info: PackInfo) -> int:
     return sum(record.bytes for record in info.blobs)
 
@@ -184,7 +203,7 @@ class PackCommand:
     dataset_name: str = "libero_pi0_all"
     """Name of the dataset (dm05-prep datasets lists them)."""
     force: bool = False
-    """Write it even when the pack is current."""
+    """Write it even when the pack is current (needed after images were replaced and the episode files were not)."""
     workspace: Path | None = None
     """Workspace folder (default: $WORKSPACE_DIR, else the current folder)."""
     quiet: bool = False

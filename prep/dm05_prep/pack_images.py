@@ -161,8 +161,12 @@ class ArchiveImages:
     def finish(self) -> list[FileRecord]:
         """See :class:`~dm05_prep.pack.Images`."""
         self._log.close()
-        self._log_path.unlink(missing_ok=True)
         return [*self._parts, *self._blobs.close()]
+
+    @staticmethod
+    def forget(folder: Path) -> None:
+        """Remove the log from the finished pack; until it has its name the work can be taken up again from the log."""
+        (folder / LOG_NAME).unlink(missing_ok=True)
 
     def _write(self, url: str, kind: str, found: Any) -> None:
         self._log.write(orjson.dumps([url, kind, found]) + b"\n")

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import shlex
+from dataclasses import asdict
 from pathlib import Path
 
 from dm05_schemas.errors import DataError
 from dm05_schemas.files import replace_file
-from dm05_schemas.pack import PACK_DIR, FileRecord
+from dm05_schemas.pack import ANY_WORKSPACE, PACK_DIR, SAME_SOURCE, FileRecord
 from dm05_schemas.registry import DatasetSpec
 from dm05_schemas.workspace import Workspace
 
@@ -19,16 +20,20 @@ from dm05_prep.pack import PackResult, build_pack, current_pack, publish_archive
 from dm05_prep.pack_images import ArchiveImages, ArchiveState, part_records
 from dm05_prep.reassemble import Plan
 
-_PARTS_NAME = "parts.json"  # in the staging folder: the files that the pack will name
+_PARTS_NAME = "parts.json"  # in the staging folder: the files that the pack will name, and where they are from
 
 
-def images_of(plan: Plan, workspace: Workspace, spec: DatasetSpec, keep_parts: bool) -> PackImages:
-    """How the engine hands images to a pack: in the parts where those stay and are plain tar, else copied."""
+def images_of(plan: Plan, workspace: Workspace, spec: DatasetSpec, keep_parts: bool, origin: str) -> PackImages:
+    """How the engine hands images to a pack: in the parts where those stay and are plain tar, else copied.
+
+    ``origin`` are the flags that say where the archive is from, for errors to repeat.
+    """
     stay = plan.parts.kind == "tar" and (keep_parts or not plan.source.owns_parts)
     records = _part_records(plan, workspace, spec) if stay else []
 
     def make(folder: Path, state: ImageState | None) -> ImageSink:
-        replace_file(folder / _PARTS_NAME, json.dumps([[record.path, record.bytes] for record in records]).encode())
+        held = {"origin": origin, "parts": [asdict(record) for record in records]}
+        replace_file(folder / _PARTS_NAME, json.dumps(held).encode())
         return ArchiveImages(folder, records, ArchiveState(*state) if state else None)
 
     return PackImages(mode="parts" if stay else "blobs", image_dir=spec.image_dir, jsonl_dir=spec.jsonl_dir, make=make)
@@ -46,17 +51,20 @@ def make_pack(
     staging = root / STAGING
     if record is None or record.mode == "files":
         return build_pack(workspace, spec, force=force, progress=not quiet)
-    command = f"dm05-prep dataset --subset {spec.name} --layout pack --workspace {shlex.quote(str(workspace.root))}"
+    command = f"Run dm05-prep dataset --subset {spec.name} --layout pack --force"
     if record.images is None or not staging.is_dir():
         held = current_pack(root / PACK_DIR, spec, build_index(workspace, spec, progress=not quiet).fingerprint)
         if held is None:
             what = "not current, and its images were never files"
-            raise DataError(what, where=root / PACK_DIR, fix=f"Run {command} --force with the same --source and --uri")
+            place = f"--workspace {shlex.quote(str(workspace.root))}"
+            raise DataError(what, where=root / PACK_DIR, fix=f"{command} {place} {SAME_SOURCE}")
         return held
-    parts = [FileRecord(path=path, bytes=size) for path, size in json.loads((staging / _PARTS_NAME).read_bytes())]
-    images = ArchiveImages(staging, parts, ArchiveState(*record.images))
-    (staging / _PARTS_NAME).unlink()
-    return publish_archive_pack(workspace, spec, images, staging, rebuild=f"Run {command}", progress=not quiet)
+    held = json.loads((staging / _PARTS_NAME).read_bytes())
+    images = ArchiveImages(staging, [FileRecord(**part) for part in held["parts"]], ArchiveState(*record.images))
+    rebuild = f"{command} {held['origin']} {ANY_WORKSPACE}"
+    pack = publish_archive_pack(workspace, spec, images, staging, rebuild=rebuild, progress=not quiet)
+    (pack.folder / _PARTS_NAME).unlink(missing_ok=True)
+    return pack
 
 
 def _part_records(plan: Plan, workspace: Workspace, spec: DatasetSpec) -> list[FileRecord]:

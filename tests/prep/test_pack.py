@@ -11,6 +11,8 @@ import subprocess
 import sys
 import time
 import zlib
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
 
 import numpy as np
@@ -160,6 +162,40 @@ def test_killed_in_the_middle(tmp_path: Path) -> None:
     done = subprocess.run([*command, "--force"], capture_output=True, text=True, timeout=60)
     assert done.returncode == 1 and done.stderr.count("\n") == 1
     assert "ep_1.jsonl:400" in done.stderr and "Traceback" not in done.stderr
+
+
+def pack_alone(root: str, go: float) -> str:
+    """Build the pack in a process of its own; what went wrong."""
+    time.sleep(max(0, go - time.time()))
+    try:
+        for _ in range(5):
+            build_pack(Workspace(Path(root)), SPEC, force=True)
+    except Exception as error:  # whatever it is, the test shows it
+        return repr(error)
+    return ""
+
+
+def test_several_at_once(tmp_path: Path) -> None:
+    workspace = write_dataset(tmp_path, SPEC)
+    with ProcessPoolExecutor(4, mp_context=get_context("spawn")) as pool:
+        assert list(pool.map(pack_alone, [str(tmp_path)] * 4, [time.time() + 2] * 4)) == [""] * 4
+    assert stored_images(workspace) == source_images(workspace)
+    assert not list(SPEC.root(workspace).glob(".pack-*"))
+
+
+def test_a_full_disk_is_named(tmp_path: Path) -> None:
+    workspace = write_dataset(tmp_path, SPEC, lengths=(9, 9))
+    build_index(workspace, SPEC)
+    code = f"""
+import resource; from pathlib import Path; from small_data import make_spec; from dm05_prep.pack import build_pack
+from dm05_schemas.cli import run; from dm05_schemas.workspace import Workspace
+resource.setrlimit(resource.RLIMIT_FSIZE, (4000, 4000))
+run(lambda: build_pack(Workspace(Path({str(tmp_path)!r})), make_spec()) and 0, "dm05-prep")
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=Path(__file__).parents[1])
+    folder = SPEC.root(workspace) / "pack"
+    assert (done.returncode, done.stderr) == (1, f"dm05-prep: error: {folder}: File too large\n")
+    assert not folder.exists() and not list(folder.parent.glob(".pack-*"))
 
 
 class TestArchive:

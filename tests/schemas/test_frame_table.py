@@ -50,6 +50,10 @@ def test_round_trip_and_json_schema(tmp_path: Path) -> None:
 
 CHANGES: list[tuple[dict[str, Any], str]] = [
     ({"format": "other"}, "is not the description of a pack"),
+    ({"version": True}, "is of version True"),
+    ({"blobs": []}, "images are blobs and there are 0 blobs"),
+    ({"images": "files"}, "images are files and there are 1 blobs"),
+    ({"largest_image_bytes": 10**15}, "largest_image_bytes is"),
     ({"version": 2}, "is of version 2, this program reads version 1"),
     ({"images": "tape"}, "images is 'tape'"),
     ({"episode_frames": [2]}, "do not fit together"),
@@ -98,7 +102,7 @@ def test_missing_or_broken_json(tmp_path: Path) -> None:
         read_info(tmp_path)
     for text in ("", "{", "[]", '{"format": NaN}'):
         (tmp_path / "pack.json").write_text(text)
-        with pytest.raises(DataError, match=r"pack\.json"):
+        with pytest.raises(DataError, match=r"pack\.json: .*\. Run dm05-prep pack --force"):
             read_info(tmp_path)
 
 

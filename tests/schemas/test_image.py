@@ -7,10 +7,44 @@ import io
 import numpy as np
 import pytest
 from dm05_schemas.errors import DataError
-from dm05_schemas.image import decode_into, decode_rgb, image_size
+from dm05_schemas.image import MAX_SIDE, decode_into, decode_rgb, image_size
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
+
+
+def sized_jpeg(width: int, height: int) -> bytes:
+    """A JPEG whose header speaks of another size than its 8 x 8 pixels."""
+    out = io.BytesIO()
+    Image.new("RGB", (8, 8)).save(out, "JPEG")
+    data = bytearray(out.getvalue())
+    start = data.index(b"\xff\xc0") + 5
+    data[start : start + 4] = height.to_bytes(2, "big") + width.to_bytes(2, "big")
+    return bytes(data)
+
+
+@pytest.mark.parametrize(("width", "height"), [(12000, 9000), (1, MAX_SIDE + 1), (MAX_SIDE + 1, 1)])
+def test_a_header_cannot_ask_for_gigabytes(width: int, height: int) -> None:
+    png = io.BytesIO()
+    Image.new("1", (width, height)).save(png, "PNG")
+    for data in (sized_jpeg(width, height), png.getvalue()):
+        for read in (image_size, decode_rgb, lambda data, where: decode_into(data, np.empty(9, np.uint8), where)):
+            with pytest.raises(DataError, match=rf"^here: an image of {width} x {height} pixels, sides of 1 to 8192"):
+                read(data, "here")
+
+
+def test_a_bomb_is_refused_from_its_header() -> None:
+    bomb = io.BytesIO()
+    Image.new("1", (40000, 30000)).save(bomb, "PNG")
+    with pytest.raises(DataError, match="here: an image with sides over 8192 pixels"):
+        image_size(bomb.getvalue(), "here")
+
+
+def test_formats_that_run_other_programs_are_refused() -> None:
+    script = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\n%%EndComments\n%%EOF\n"
+    assert Image.open(io.BytesIO(script)).format == "EPS"
+    with pytest.raises(DataError, match="not an image"):
+        decode_rgb(script)
 
 
 def encoded(mode: str, kind: str, **options: object) -> tuple[bytes, Image.Image]:

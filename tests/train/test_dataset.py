@@ -141,6 +141,33 @@ def test_frame_table_elsewhere_when_the_dataset_cannot_be_written(
     assert dataset.handle.folder.is_relative_to(tmp_path / "cache") and len(dataset) == 13
 
 
+def test_a_user_without_a_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    workspace = write_dataset(tmp_path / "w", SPEC)
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setenv("HOME", "nowhere")  # as expanduser leaves it for a user that no file knows
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "tmp"))
+    (SPEC.root(workspace) / ".frames").write_text("a file in the way")
+    assert opened(workspace).handle.folder.is_relative_to(tmp_path / "tmp")
+
+
+def test_what_to_run_follows_a_moved_workspace(tmp_path: Path) -> None:
+    build_pack(write_dataset(tmp_path / "a", SPEC), SPEC)
+    (tmp_path / "a").rename(tmp_path / "b c")
+    workspace = Workspace(tmp_path / "b c")
+    opened(workspace)
+    blob = SPEC.root(workspace) / "pack/images-00000.bin"
+    os.truncate(blob, 100)
+    again = rf"Run dm05-prep pack --dataset-name toy --workspace '{tmp_path}/b c' --force"
+    with pytest.raises(DataError, match=again):
+        opened(workspace)
+    (blob.parent / "pack.json").write_text("{")
+    with pytest.raises(DataError, match=again):
+        opened(workspace)
+    shutil.rmtree(SPEC.images(workspace))
+    with pytest.raises(DataError, match=r"Run dm05-prep dataset --subset toy --layout pack --workspace .* --force"):
+        opened(workspace)
+
+
 def test_stale_or_foreign_packs_say_what_to_run(tmp_path: Path) -> None:
     workspace = write_dataset(tmp_path, SPEC)
     build_pack(workspace, SPEC)
@@ -297,8 +324,9 @@ def test_broken_image_files_are_named(tmp_path: Path) -> None:
     data = victim.read_bytes()
     for broken in (data[: len(data) // 2], b"", b"hello"):
         victim.write_bytes(broken)
-        with pytest.raises(DataError, match=r"camera_1/000003\.jpg: episode ep_2\.jsonl, frame 3, images_2: "):
+        with pytest.raises(DataError, match=r"camera_1/000003\.jpg: episode ep_2\.jsonl, frame 3, images_2: ") as got:
             read_all(dataset)
+        assert f"or run dm05-prep dataset --subset toy --workspace {tmp_path} --force" in str(got.value)
     victim.unlink()
     with pytest.raises(DataError, match=r"000003\.jpg: episode ep_2\.jsonl, frame 3.*No such file.*dm05-prep"):
         read_all(dataset)

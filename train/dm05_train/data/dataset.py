@@ -7,24 +7,19 @@ A worker holds a few file handles and one entry an episode; nothing a frame. See
 from __future__ import annotations
 
 import hashlib
+import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, NamedTuple
 
 import numpy as np
 from dm05_schemas import sample
-from dm05_schemas.errors import DataError
+from dm05_schemas.errors import DataError, mending
 from dm05_schemas.frame_table import FrameTable
 from dm05_schemas.image import decode_into, decode_rgb
 from dm05_schemas.index import Index, index_command, require_fresh
-from dm05_schemas.pack import (
-    PACK_DIR,
-    PackInfo,
-    check_files,
-    check_matches,
-    read_info,
-)
+from dm05_schemas.pack import PACK_DIR, SAME_SOURCE, PackInfo, check_files, check_matches, read_info, read_pack
 from dm05_schemas.registry import ActionMode, DatasetSpec
 from dm05_schemas.stats import NormStats
 from dm05_schemas.workspace import Workspace
@@ -79,6 +74,10 @@ class DatasetHandle:
     relative: bool
     gripper_dims: tuple[int, ...]
     episodes: tuple[int, ...] | None
+    rebuild: str
+    """What errors of the frame table and of blobs say to do."""
+    mend: str
+    """What errors of images say to do."""
 
     def open(self) -> MemoryMappedDataset:
         """Open the dataset again.
@@ -86,7 +85,7 @@ class DatasetHandle:
         Raises:
             DataError: it was written anew since the handle was made.
         """
-        info = read_info(self.folder)
+        info = replace(read_info(self.folder, self.rebuild), rebuild=self.rebuild)
         if info.frames_crc32 != self.crc32:
             raise DataError("was written anew while this run reads it", where=self.folder, fix="Start the run again")
         return MemoryMappedDataset(self, info)
@@ -186,8 +185,9 @@ class MemoryMappedDataset:
         Raises:
             DataError: missing, cut short, changed or broken; names episode, frame and file.
         """
-        picture, where = self.encoded(sample_id, camera)
-        return picture if isinstance(picture, np.ndarray) else decode_rgb(picture, where)
+        with mending(self.handle.mend):
+            picture, where = self.encoded(sample_id, camera)
+            return picture if isinstance(picture, np.ndarray) else decode_rgb(picture, where)
 
     def image_into(self, sample_id: int, camera: int, buffer: NDArray[np.uint8]) -> tuple[int, int] | int:
         """Decode an image into the front of a flat buffer; (height, width), or the bytes needed when it is too small.
@@ -195,9 +195,10 @@ class MemoryMappedDataset:
         Raises:
             DataError: see `image`.
         """
-        picture, where = self.encoded(sample_id, camera)
-        if not isinstance(picture, np.ndarray):
-            return decode_into(picture, buffer, where)
+        with mending(self.handle.mend):
+            picture, where = self.encoded(sample_id, camera)
+            if not isinstance(picture, np.ndarray):
+                return decode_into(picture, buffer, where)
         if picture.size > buffer.size:
             return picture.size
         buffer[: picture.size] = picture.reshape(-1)
@@ -271,16 +272,16 @@ def open_dataset(
     folder = spec.root(workspace) / PACK_DIR
     packed = layout == "pack" or (layout == "auto" and folder.exists())
     if packed and not spec.jsonl(workspace).is_dir():
-        info = read_info(folder)
+        info = read_pack(workspace, spec)
         check_matches(folder, info, spec)
     else:
         index, source = _fresh_index(workspace, spec)
         if packed:
-            info = read_info(folder)
+            info = read_pack(workspace, spec)
         else:
             folder, info = frames_of(spec.root(workspace), spec, index, source)
         check_matches(folder, info, spec, source)
-    _check_stats(stats, spec, info.source)
+    _check_stats(stats, workspace, spec, info.source)
     handle = DatasetHandle(
         folder=folder,
         images=spec.images(workspace),
@@ -290,6 +291,8 @@ def open_dataset(
         relative=action_mode == "relative",
         gripper_dims=spec.gripper_dims,
         episodes=_chosen(info, val_episodes, split),
+        rebuild=info.rebuild,
+        mend=_mend(workspace, spec, info),
     )
     dataset = MemoryMappedDataset(handle, info)
     dataset.verify()
@@ -305,7 +308,8 @@ def held_out(names: Sequence[str], val_episodes: float) -> set[str]:
     ranked = sorted(names, key=_hash)
     count = int(val_episodes) if val_episodes >= 1 else sum(_hash(name) < val_episodes for name in names)
     if names and count >= len(names):
-        raise DataError(f"{count} episodes to keep out of {len(names)} leave none to train on")
+        what = f"{count} episodes to keep out of {len(names)} leave none to train on"
+        raise DataError(what, fix="Lower --data-config.val-episodes")
     return set(ranked[:count])
 
 
@@ -321,6 +325,16 @@ def _chosen(info: PackInfo, val_episodes: float, split: Split) -> tuple[int, ...
     return tuple(i for i, name in enumerate(info.episodes) if (name in kept_out) == (split == "val"))
 
 
+def _mend(workspace: Workspace, spec: DatasetSpec, info: PackInfo) -> str:
+    """What to do about an image that is missing or broken."""
+    place = f"--workspace {shlex.quote(str(workspace.root))}"
+    find = f"dm05-prep validate --deep --dataset-name {spec.name} {place} lists all of that kind"
+    if info.images == "blobs":
+        return f"Replace it or remove its episode ({find}), then make the pack anew. {info.rebuild}"
+    again = f"dm05-prep dataset --subset {spec.name} {place} --force {SAME_SOURCE}"
+    return f"Put a good one there ({find}), or run {again}"
+
+
 def _fresh_index(workspace: Workspace, spec: DatasetSpec) -> tuple[Index, str]:
     """The dataset's index, known to be true, and its fingerprint."""
     index = require_fresh(workspace, spec)
@@ -330,11 +344,12 @@ def _fresh_index(workspace: Workspace, spec: DatasetSpec) -> tuple[Index, str]:
     return index, index.fingerprint
 
 
-def _check_stats(stats: NormStats, spec: DatasetSpec, source: str) -> None:
+def _check_stats(stats: NormStats, workspace: Workspace, spec: DatasetSpec, source: str) -> None:
     for name, vector, dims in (("state", stats.state, spec.state_dim), ("action", stats.action, spec.action_dim)):
         if len(vector.q01) != dims:
             raise DataError(f"the statistics have {len(vector.q01)} {name} dims, dataset {spec.name} has {dims}")
     if stats.source_fingerprint not in ("", source):
         command = f"dm05-prep norm-stats --dataset-name {stats.dataset} --chunk-size {stats.chunk_size}"
         what = f"the normalisation statistics of {stats.dataset} are of other episodes than those here"
-        raise DataError(what, fix=f"Run {command} --action-mode {stats.action_mode} --force")
+        place = f"--workspace {shlex.quote(str(workspace.root))}"
+        raise DataError(what, fix=f"Run {command} --action-mode {stats.action_mode} {place} --force")

@@ -9,8 +9,10 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import os
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 from dm05_schemas.episode import read_episode
@@ -47,17 +49,21 @@ def frames_of(root: Path, spec: DatasetSpec, index: Index, source: str) -> tuple
                 return folder, _write(folder, spec, index, source)
             except OSError as error:
                 problem = error
-    raise DataError(f"the frame table cannot be written: {problem.strerror or problem}", where=places[-1])
+    fix = "Free some space there, or set XDG_CACHE_HOME to a folder that can be written"
+    raise DataError(f"the frame table cannot be written: {problem.strerror or problem}", where=places[-1], fix=fix)
 
 
 def _cache_folder(jsonl: Path) -> Path:
-    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    home = os.path.expanduser("~")
+    if not os.path.isabs(home):  # a container may run as a user that has none
+        home = f"{tempfile.gettempdir()}/dm05-{os.getuid()}"
+    base = Path(os.environ.get("XDG_CACHE_HOME") or f"{home}/.cache")
     return base / "dm05" / f"frames-{hashlib.sha256(str(jsonl.resolve()).encode()).hexdigest()[:16]}"
 
 
 def _usable(folder: Path, spec: DatasetSpec, source: str) -> PackInfo | None:
     try:
-        info = read_info(folder)
+        info = replace(read_info(folder), rebuild=_rebuild(folder))
         check_matches(folder, info, spec, source)
         check_files(folder, info)
         FrameTable(folder, info).close()
@@ -71,7 +77,11 @@ def _write(folder: Path, spec: DatasetSpec, index: Index, source: str) -> PackIn
         for name in index.entries:
             episode = read_episode(index.jsonl / name, spec)
             writer.add(name, episode, file_columns(episode))
-        return writer.finish(source=source, rebuild=f"Delete {folder} and start again: it is written anew")
+        return writer.finish(source=source, rebuild=_rebuild(folder))
+
+
+def _rebuild(folder: Path) -> str:
+    return f"Delete {folder} and start again: it is written anew"
 
 
 @contextmanager

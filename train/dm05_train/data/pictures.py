@@ -63,8 +63,7 @@ class FilePictures:
         try:
             return path.read_bytes(), where
         except OSError as error:
-            fix = "Run dm05-prep validate, and dm05-prep dataset to fetch what is missing"
-            raise DataError(f"cannot be read: {error.strerror or error}", where=where, fix=fix) from error
+            raise DataError(f"cannot be read: {error.strerror or error}", where=where) from error
 
     def close(self) -> None:
         """Close the videos."""
