@@ -276,6 +276,27 @@ def test_a_killed_worker_is_an_error_with_its_place(workspace: Workspace, builde
     source.close()
 
 
+@pytest.mark.parametrize("early", [False, True])
+def test_signals_to_the_whole_group_are_the_trainers(
+    workspace: Workspace, builder: PromptBuilder, early: bool, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A scheduler's warning reaches every process of a job; the step that saves still gets its batches."""
+    expected = take(loader(workspace, builder), 6)
+    source = loader(workspace, builder, workers=2)
+    got = [] if early else [next(source)]
+    if early:
+        source._open_pool()
+    for child in psutil.Process().children():
+        for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT):
+            child.send_signal(number)
+    got += [next(source) for _ in expected[len(got) :]]
+    for first, second in zip(got, expected, strict=True):
+        assert_equal(first, second)
+    source.close()
+    assert capfd.readouterr().err == ""
+    assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == set()
+
+
 def test_no_worker_is_left(workspace: Workspace, builder: PromptBuilder) -> None:
     before = {child.pid for child in psutil.Process().children()}
     source = loader(workspace, builder, workers=3)

@@ -23,6 +23,8 @@ from dm05_train.errors import TrainError
 ARENAS = 2
 _ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 _ENTRY = "from dm05_train.data.worker import main; main()"
+# What reaches the whole process group is for the training process to answer, which ends its workers when it is done.
+_LEFT_TO_TRAINER = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 STOP_SECONDS = 5.0
 
 
@@ -153,7 +155,12 @@ def _start(arenas: list[Pinned]) -> _Worker:
     handles = [theirs.fileno(), *(pinned.arena.handle for pinned in arenas)]
     environ = {**os.environ, **_ONE_THREAD, "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)}
     command = [sys.executable, "-c", _ENTRY, *map(str, handles)]
-    process = subprocess.Popen(command, pass_fds=handles, env=environ, stdin=subprocess.DEVNULL)
+    # Blocked signals stay blocked in a new program, from its first instruction on.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _LEFT_TO_TRAINER)
+    try:
+        process = subprocess.Popen(command, pass_fds=handles, env=environ, stdin=subprocess.DEVNULL)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
     theirs.close()
     return _Worker(process=process, connection=Connection(ours.detach()), arenas=arenas, tasks=[])
 

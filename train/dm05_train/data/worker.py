@@ -6,7 +6,6 @@ It ends when the other side of its socket does, however that happens.
 
 from __future__ import annotations
 
-import signal
 import sys
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
@@ -97,7 +96,6 @@ def serve(connection: Connection, handles: list[int]) -> None:
 
 def main() -> None:
     """Entry point of the process: argv holds the descriptors of its socket and its arenas."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the training process decides
     socket, *arenas = (int(text) for text in sys.argv[1:])
     try:
         serve(Connection(socket), arenas)
