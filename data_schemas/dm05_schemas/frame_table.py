@@ -234,7 +234,7 @@ class FrameTable:
                 if not reader.schema.equals(arrow_schema(self._info, self._info.images)):
                     raise self.error("does not have the columns that pack.json says")
                 batches = [reader.get_batch(i) for i in range(reader.num_record_batches)]
-        except (pa.ArrowInvalid, OSError) as error:
+        except (pa.ArrowException, OSError) as error:
             raise self.error(f"is no Arrow file any more: {error}") from error
         rows = [batch.num_rows for batch in batches]
         if sum(rows) != self._info.frames or any(count != BATCH_ROWS for count in rows[:-1]):
