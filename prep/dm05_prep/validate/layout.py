@@ -13,7 +13,7 @@ from dm05_schemas.errors import DataError
 from dm05_schemas.findings import Finding, finding
 from dm05_schemas.frame import UrlProblem, clean_url
 from dm05_schemas.index import FOREIGN, FileState, Index, check_fresh, index_path, read_index
-from dm05_schemas.pack import PACK_DIR, check_files, check_matches, read_info
+from dm05_schemas.pack import PACK_DIR, check_files, check_matches, read_pack
 from dm05_schemas.registry import DatasetSpec
 from dm05_schemas.stats import JSON_FIELDS, KEYS, NormStats, narrow_dims, read_stats, stats_stem
 from dm05_schemas.workspace import Workspace
@@ -102,7 +102,7 @@ def check_pack(workspace: Workspace, spec: DatasetSpec, index: Index | None) -> 
     if not folder.exists():
         return []
     try:
-        info = read_info(folder)
+        info = read_pack(workspace, spec)
         check_files(folder, info)
         check_matches(folder, info, spec, None if index is None else index.fingerprint)
     except DataError as error:
