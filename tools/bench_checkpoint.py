@@ -35,6 +35,7 @@ from dm05_train.saver import Saver
 from dm05_train.snapshot import take_snapshot
 
 GB = 1e9
+READERS = 8
 
 
 @dataclass(frozen=True)
@@ -133,19 +134,41 @@ class Steps:
         self.run, self.scale = run, torch.ones((), device=run.world.device)
         self.a = torch.randn(4096, 4096, device=run.world.device, dtype=torch.bfloat16)
         self.count = 1
+        timed(lambda: [self.a @ self.a for _ in range(20)])
         once, _ = timed(lambda: [self.a @ self.a for _ in range(20)])
         self.count = max(1, int(seconds / once * 20))
 
     def __call__(self) -> None:
         for _ in range(self.count):
             self.a @ self.a
-        if self.run.copying is not None:
-            torch.cuda.current_stream().wait_event(self.run.copying)
-            self.run.copying = None
+        wait_for_copy(self.run)
         self.run.optimizer.step(self.run.lr, self.scale)
 
     def time(self, number: int) -> list[float]:
         return [timed(self)[0] for _ in range(number)]
+
+
+def wait_for_copy(run: Run) -> None:
+    """The rule of a real step: weights may not change while they are copied."""
+    if run.copying is not None:
+        run.copying.before_update()
+        run.copying = None
+
+
+def save(run: Run, saver: Saver | None, steps: Steps, usual: float, found: dict[str, Any], name: str) -> None:
+    """Take a snapshot (and write it): what the call and the steps after it cost."""
+    began = time.perf_counter()
+    snapshot = take_snapshot(run)
+    if saver is not None:
+        saver.save(snapshot)
+    call = time.perf_counter() - began
+    after = steps.time(6)
+    found[f"{name}_call_s"] = call
+    found[f"{name}_steps_after_s"] = [round(t, 3) for t in after]
+    found[f"{name}_stall_s"] = call + after[0] - usual
+    if saver is not None:
+        saver.wait()
+        found[f"{name}_background_s"] = time.perf_counter() - began
 
 
 def main(options: Options) -> None:
@@ -161,19 +184,12 @@ def main(options: Options) -> None:
     shutil.rmtree(options.folder, ignore_errors=True)
     options.folder.mkdir(parents=True)
     extras = {"config.json": options.config.read_bytes()}
-    saver = Saver(world, options.folder, extras=extras, keep=None, say=lambda text: print(text, flush=True))
+    saver = Saver(world, options.folder, extras=extras, keep=1, say=lambda text: print(text, flush=True))
     if torch.cuda.is_available():
         torch.cuda.reset_peak_memory_stats()
         found["device_before_gb"] = torch.cuda.memory_allocated() / GB
     anonymous = private_gb()
-    began = time.perf_counter()
-    saver.save(take_snapshot(run))
-    found["save_call_s"] = time.perf_counter() - began
-    after = steps.time(6)
-    found["save_first_step_stall_s"] = found["save_call_s"] + after[0] - usual
-    found["save_worst_step_s"] = max(after)
-    saver.wait()
-    found["save_background_s"] = time.perf_counter() - began
+    save(run, saver, steps, usual, found, "save")
     found["save_host_gb"] = private_gb() - anonymous
     if torch.cuda.is_available():
         found["save_device_peak_gb"] = torch.cuda.max_memory_allocated() / GB
@@ -181,6 +197,15 @@ def main(options: Options) -> None:
     assert checkpoint is not None
     found["checkpoint_gb"] = sum(p.stat().st_size for p in checkpoint.rglob("*") if p.is_file()) / GB
     print(json.dumps(found), flush=True)
+    if options.host_copy and torch.cuda.is_available():
+        run.buffers.device, spare = None, snapshots.SPARE_GPU_BYTES
+        torch.cuda.empty_cache()
+        snapshots.SPARE_GPU_BYTES = 1 << 60
+        found["host_buffer_s"], _ = timed(lambda: take_snapshot(run))
+        wait_for_copy(run)
+        save(run, None, steps, usual, found, "host_copy")
+        snapshots.SPARE_GPU_BYTES, run.buffers.host = spare, None
+        print(json.dumps(found), flush=True)
 
     for cache in ("cold", "warm"):
         if cache == "cold":
@@ -191,18 +216,11 @@ def main(options: Options) -> None:
         found[f"load_{cache}_private_gb"] = private_gb() - anonymous
         found[f"load_{cache}_host_peak_gb"] = host_peak_gb()
         print(json.dumps(found), flush=True)
-    found["restore_s"], _ = timed(lambda: restore(run.optimizer, run.model, checkpoint_entries(checkpoint)))
+    found["restore_s"], _ = timed(
+        lambda: restore(run.optimizer, run.model, checkpoint_entries(checkpoint), threads=READERS)
+    )
     print(json.dumps(found), flush=True)
 
-    if options.host_copy and torch.cuda.is_available():
-        spare, snapshots.SPARE_GPU_BYTES = snapshots.SPARE_GPU_BYTES, 1 << 60
-        found["host_copy_first_s"], _ = timed(lambda: take_snapshot(run))
-        began = time.perf_counter()
-        take_snapshot(run)
-        found["host_copy_call_s"] = time.perf_counter() - began
-        found["host_copy_stall_s"] = found["host_copy_call_s"] + steps.time(1)[0] - usual
-        snapshots.SPARE_GPU_BYTES = spare
-        run.host_buffer = None
     print(json.dumps({k: round(v, 3) if isinstance(v, float) else v for k, v in found.items()}, indent=1))
     shutil.rmtree(options.folder)
 

@@ -22,7 +22,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -33,9 +33,9 @@ from safetensors import safe_open
 from torch import Tensor
 
 from dm05_train.errors import TrainError
+from dm05_train.staging import Staging
 
 VERSION = 1
-STAGE_BYTES = 64 << 20
 STATE = Path("training") / "state.json"
 DTYPES = {
     torch.float64: "F64",
@@ -77,12 +77,19 @@ def checkpoint_name(step: int) -> str:
     return f"checkpoint-{step:06d}"
 
 
-def write_tensors(path: Path, tensors: Mapping[str, Tensor], aliases: Mapping[str, str] | None = None) -> None:
+def write_tensors(
+    path: Path,
+    tensors: Mapping[str, Tensor],
+    aliases: Mapping[str, str] | None = None,
+    *,
+    staging: Staging | None = None,
+) -> None:
     """Write a safetensors file tensor by tensor (no second copy in memory) and flush it to the disk.
 
     Args:
         tensors: by name, on the host or on a GPU.
         aliases: further names for tensors already there; their bytes are written again under the new name.
+        staging: by way of which GPU tensors come; needed for them alone.
     """
     everything = {**tensors, **{new: tensors[old] for new, old in (aliases or {}).items()}}
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
@@ -95,43 +102,10 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], aliases: Mapping[st
     text += b" " * (-len(text) % 8)
     with path.open("wb") as file:
         file.write(len(text).to_bytes(8, "little") + text)
-        for data in _host_bytes(everything.values()):
+        for data in (staging or Staging(torch.device("cpu"), 0)).bytes_of(everything.values()):
             file.write(data)
         file.flush()
         os.fsync(file.fileno())
-
-
-def _host_bytes(tensors: Iterable[Tensor]) -> Iterator[memoryview]:
-    """The bytes of tensors in order. Those of GPU tensors come through two page-locked buffers, one filled while the
-    other is read."""
-    stream: torch.cuda.Stream | None = None
-    buffers: list[tuple[Tensor, torch.cuda.Event]] = []
-    waiting: tuple[Tensor, torch.cuda.Event] | None = None
-    for tensor in tensors:
-        flat = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
-        if not flat.is_cuda:
-            if waiting is not None:
-                waiting[1].synchronize()
-                yield waiting[0].numpy().data
-                waiting = None
-            yield flat.numpy().data
-            continue
-        if stream is None:
-            stream = torch.cuda.Stream(flat.device)
-            buffers = [(torch.empty(STAGE_BYTES, dtype=torch.uint8, pin_memory=True), torch.cuda.Event()) for _ in "ab"]
-        for piece in flat.split(STAGE_BYTES):
-            buffer, event = buffers[0]
-            buffers.reverse()
-            with torch.cuda.stream(stream):
-                buffer[: len(piece)].copy_(piece, non_blocking=True)
-                event.record(stream)
-            if waiting is not None:
-                waiting[1].synchronize()
-                yield waiting[0].numpy().data
-            waiting = buffer[: len(piece)], event
-    if waiting is not None:
-        waiting[1].synchronize()
-        yield waiting[0].numpy().data
 
 
 def publish(temporary: Path, final: Path, state: RunState) -> None:

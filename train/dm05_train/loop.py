@@ -21,7 +21,7 @@ from dm05_train.optim.schedule import learning_rate
 from dm05_train.parallel import gradient_sync
 from dm05_train.saver import Saver
 from dm05_train.signals import StopSignal
-from dm05_train.snapshot import HostBuffer, take_snapshot
+from dm05_train.snapshot import Buffers, HostCopy, take_snapshot
 from dm05_train.timing import NoTimer, Timer
 from dm05_train.watch import Watch
 
@@ -51,9 +51,9 @@ class Run:
     samples: int = 0
     async_loss: bool = False
     timer: Timer = field(default_factory=NoTimer)
-    copying: torch.cuda.Event | None = None
-    """When the last snapshot's copy is done, where one is under way that the weights must not change under."""
-    host_buffer: HostBuffer | None = None
+    copying: HostCopy | None = None
+    """A snapshot's copy under way, which the weights must not change under."""
+    buffers: Buffers = field(default_factory=Buffers)
     recent: deque[tuple[int, list[int]]] = field(default_factory=lambda: deque(maxlen=1024))
     """Sample ids this rank took in the last steps, for the report of a skipped one."""
 
@@ -108,7 +108,7 @@ def train_step(run: Run) -> tuple[Tensor, Tensor]:
     norm, scale = run.optimizer.clip_scale(trainer.max_grad_norm)
     run.lr.fill_(run.rate())
     if run.copying is not None:  # the weights are still on their way into a checkpoint
-        torch.cuda.current_stream().wait_event(run.copying)
+        run.copying.before_update()
         run.copying = None
     run.optimizer.step(run.lr, scale)
     for parameter in run.parameters:
@@ -144,6 +144,7 @@ def run_steps(run: Run, saver: Saver, metrics: Metrics, stop: StopSignal) -> Non
         if stopping or due or (last and trainer.save_at_end):
             watch.account(log.drain())
             metrics.flush()
+            saver.wait()  # the snapshot before is read from the memory that this one is written to
             saver.save(take_snapshot(run))
         if stopping:
             saver.wait()

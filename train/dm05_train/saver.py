@@ -18,7 +18,8 @@ import torch
 from dm05_train.checkpoint import checkpoint_name, clean, publish, rotate, write_tensors
 from dm05_train.env import World
 from dm05_train.errors import TrainError
-from dm05_train.snapshot import Snapshot
+from dm05_train.snapshot import PARTS_WHEN_LARGE, Snapshot
+from dm05_train.staging import Staging
 
 POLL_SECONDS = 0.05
 
@@ -48,6 +49,7 @@ class Saver:
     ) -> None:
         self.world, self.output, self.keep, self.say = world, output, keep, say
         self.extras, self.last, self.minutes = dict(extras), last, minutes
+        self._staging = Staging(world.device, PARTS_WHEN_LARGE + 1 if world.node == 0 else 0)
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
         if world.is_main:
@@ -114,7 +116,7 @@ class Saver:
             snapshot.ready.synchronize()
         with ThreadPoolExecutor(max(1, len(snapshot.files)), initializer=self._use_own_gpu) as pool:
             jobs = [
-                pool.submit(write_tensors, temporary / file, tensors, snapshot.aliases_of(file))
+                pool.submit(write_tensors, temporary / file, tensors, snapshot.aliases_of(file), staging=self._staging)
                 for file, tensors in snapshot.files.items()
             ]
             for job in jobs:

@@ -8,9 +8,10 @@ gathered one by one.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
@@ -36,13 +37,19 @@ Key = tuple[str, str]
 """Kind of state ("" for a weight) and the parameter's name in this run."""
 
 
+class Ready(Protocol):
+    """Something to wait for."""
+
+    def synchronize(self) -> None: ...
+
+
 @dataclass(frozen=True, kw_only=True)
 class Snapshot:
     """A rank's part of a checkpoint: file -> name -> tensor, free to be read at leisure once ``ready``."""
 
     state: RunState
     files: Mapping[str, Mapping[str, Tensor]]
-    ready: torch.cuda.Event | None = None
+    ready: Ready | None = None
     aliases: Mapping[str, str] = field(default_factory=lambda: {LM_HEAD: EMBEDDING})
 
     def aliases_of(self, file: str) -> Mapping[str, str]:
@@ -61,6 +68,58 @@ class HostBuffer:
     def __del__(self) -> None:
         if self.locked:
             torch.cuda.cudart().cudaHostUnregister(self.bytes.data_ptr())  # type: ignore[no-untyped-call]
+
+
+class HostCopy:
+    """Tensors of a GPU on their way into a host buffer, in a stream and a thread of their own.
+
+    The thread is there because a stream takes about a thousand copies and then makes the one who asks for more wait.
+    """
+
+    def __init__(self, pairs: list[tuple[Tensor, Tensor]], device: torch.device) -> None:
+        self.done = torch.cuda.Event()
+        self._stream = torch.cuda.Stream(device)
+        self._stream.wait_stream(torch.cuda.current_stream(device))
+        self._thread = threading.Thread(target=self._ask, args=(pairs,), name="snapshot", daemon=True)
+        self._thread.start()
+
+    def _ask(self, pairs: list[tuple[Tensor, Tensor]]) -> None:
+        with torch.no_grad(), torch.cuda.stream(self._stream):
+            for place, tensor in pairs:
+                place.copy_(tensor, non_blocking=True)
+            self.done.record(self._stream)
+
+    def before_update(self) -> None:
+        """To be called before the tensors change: the GPU's later work waits for the copies."""
+        self._thread.join()
+        torch.cuda.current_stream().wait_event(self.done)
+
+    def synchronize(self) -> None:
+        """Wait until the copies are there."""
+        self._thread.join()
+        self.done.synchronize()
+
+
+@dataclass(kw_only=True)
+class Buffers:
+    """Memory for snapshots, kept from one to the next; a snapshot is good until the next is taken."""
+
+    device: Tensor | None = None
+    host: HostBuffer | None = None
+
+    def on_device(self, size: int, device: torch.device) -> Tensor | None:
+        """That many bytes on the GPU, if there is room."""
+        if self.device is not None and self.device.numel() < size:
+            self.device = None
+        if self.device is None and torch.cuda.mem_get_info(device)[0] > size + SPARE_GPU_BYTES:
+            self.device = torch.empty(size, dtype=torch.uint8, device=device)
+        return self.device
+
+    def on_host(self, size: int) -> Tensor:
+        """That many bytes of page-locked host memory."""
+        if self.host is None or self.host.bytes.numel() < size:
+            self.host = HostBuffer(size)
+        return self.host.bytes
 
 
 def take_snapshot(run: Run) -> Snapshot:
@@ -126,24 +185,33 @@ def released(tensors: Mapping[Key, Tensor], packed: Packed) -> dict[str, Tensor]
 
 
 @torch.no_grad()
-def copy_out(
-    tensors: Mapping[Key, Tensor], mine: list[Key], run: Run
-) -> tuple[dict[Key, Tensor], torch.cuda.Event | None]:
-    """Whole copies of this rank's tensors as they are now, and when they can be read (None: at once)."""
+def copy_out(tensors: Mapping[Key, Tensor], mine: list[Key], run: Run) -> tuple[dict[Key, Tensor], Ready | None]:
+    """Whole copies of this rank's tensors as they are now, and what says that they can be read (None: at once)."""
     if any(is_sharded(tensor) for tensor in tensors.values()):
         return _gather(tensors, set(mine)), None
     if run.world.device.type != "cuda":
         return {key: tensors[key].clone() for key in mine}, None
     size = sum(_room(tensors[key]) for key in mine)
-    if torch.cuda.mem_get_info(run.world.device)[0] > size + SPARE_GPU_BYTES:
-        copies = {key: tensors[key].clone() for key in mine}
-        event = torch.cuda.Event()
-        event.record()
-        return copies, event
-    if run.host_buffer is None or run.host_buffer.bytes.numel() < size:
-        run.host_buffer = HostBuffer(size)
-    copies, run.copying = _to_host({key: tensors[key] for key in mine}, run.host_buffer.bytes)
-    return copies, run.copying
+    buffer = run.buffers.on_device(size, run.world.device)
+    copies = _places({key: tensors[key] for key in mine}, buffer if buffer is not None else run.buffers.on_host(size))
+    if buffer is None:
+        run.copying = HostCopy([(copies[key], tensors[key]) for key in mine], run.world.device)
+        return copies, run.copying
+    for key in mine:
+        copies[key].copy_(tensors[key])
+    event = torch.cuda.Event()
+    event.record()
+    return copies, event
+
+
+def _places(tensors: Mapping[Key, Tensor], buffer: Tensor) -> dict[Key, Tensor]:
+    """Views of a buffer in the shapes of the tensors, one after the other."""
+    places, offset = {}, 0
+    for key, tensor in tensors.items():
+        part = buffer[offset : offset + tensor.numel() * tensor.element_size()]
+        places[key] = part.view(tensor.dtype).view(tensor.shape)
+        offset += _room(tensor)
+    return places
 
 
 def _room(tensor: Tensor) -> int:
@@ -158,17 +226,3 @@ def _gather(tensors: Mapping[Key, Tensor], mine: set[Key]) -> dict[Key, Tensor]:
         if key in mine:
             kept[key] = full.to("cpu", copy=True)
     return kept
-
-
-def _to_host(tensors: Mapping[Key, Tensor], buffer: Tensor) -> tuple[dict[Key, Tensor], torch.cuda.Event]:
-    """Copies in page-locked memory, on their way in a stream of their own; the event says when they are there."""
-    copies, offset = {}, 0
-    stream, event = torch.cuda.Stream(), torch.cuda.Event()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        for key, tensor in tensors.items():
-            place = buffer[offset : offset + tensor.numel() * tensor.element_size()]
-            copies[key] = place.view(tensor.dtype).view(tensor.shape).copy_(tensor, non_blocking=True)
-            offset += _room(tensor)
-        event.record(stream)
-    return copies, event

@@ -47,6 +47,9 @@ def train(config: TrainConfig, environ: Mapping[str, str]) -> int:
         leave()
 
 
+READERS = 8
+
+
 @dataclass(frozen=True, kw_only=True)
 class Prepared:
     """A run that is ready for its first step, and what its checkpoints hold beside tensors."""
@@ -85,7 +88,8 @@ def prepare(config: TrainConfig, world: World, switches: Switches, workspace: Wo
         muon_class=acceleration.muon(),
     )
     if state is not None:
-        restore(optimizer, model, optimizer_entries(world, state, start.folder, broadcasting=broadcasting))
+        entries = optimizer_entries(world, state, start.folder, broadcasting=broadcasting)
+        restore(optimizer, model, entries, threads=1 if broadcasting else READERS)
         torch.set_rng_state(read_rng(world, start.folder))
     trimmed = switches.on("restructure")
     loader = training_loader(

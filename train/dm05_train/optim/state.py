@@ -7,6 +7,7 @@ So a run may go on with other numbers of ranks, sharded or not, packed or not, a
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import torch
@@ -98,24 +99,38 @@ def _places(name: str, parameter: nn.Parameter, packed: Packed) -> Iterator[tupl
 
 
 @torch.no_grad()
-def restore(optimizer: Optimizer, model: DM05, entries: Iterable[Entry]) -> None:
+def restore(optimizer: Optimizer, model: DM05, entries: Iterable[Entry], *, threads: int = 1) -> None:
     """Fill an optimizer from a checkpoint's entries, after the weights were loaded.
 
     The float32 value of a weight is what the checkpoint's precision mode kept of it (``master``, or ``remainder``
-    beside the weight); it is stored in the way of the optimizer's own mode.
+    beside the weight); it is stored in the way of the optimizer's own mode. Each entry is one of its own; ``threads``
+    are filled in at once.
     """
     places = slots(optimizer, model)
     for slot in places.values():  # what the weights alone say, should the checkpoint have kept nothing beside them
         write_master(slot.weight, slot.state, slot.weight.float())
-    for kind, name, tensor in entries:
-        if kind == STEPS:
-            optimizer.steps.copy_(tensor)
-        elif name in places:
-            slot = places[name]
-            part = (tensor[slot.rows] if tensor.ndim else tensor).to(slot.weight.device)
-            if kind == "master":
-                write_master(slot.weight, slot.state, part)
-            elif kind == "remainder":
-                write_master(slot.weight, slot.state, join16(slot.weight.bfloat16(), part))
-            elif kind in slot.state:
-                slot.state[kind].copy_(part)
+
+    def fill(entry: Entry) -> None:
+        kind, name, tensor = entry
+        with torch.no_grad():
+            if kind == STEPS:
+                optimizer.steps.copy_(tensor)
+            elif name in places:
+                _fill(places[name], kind, tensor)
+
+    if threads == 1:
+        for entry in entries:
+            fill(entry)
+        return
+    with ThreadPoolExecutor(threads) as pool:
+        list(pool.map(fill, entries))
+
+
+def _fill(slot: Slot, kind: str, tensor: Tensor) -> None:
+    part = (tensor[slot.rows] if tensor.ndim else tensor).to(slot.weight.device)
+    if kind == "master":
+        write_master(slot.weight, slot.state, part)
+    elif kind == "remainder":
+        write_master(slot.weight, slot.state, join16(slot.weight.bfloat16(), part))
+    elif kind in slot.state:
+        slot.state[kind].copy_(part)
