@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dm05_train.perf.ops.common import HAVE_TRITON, use_kernels
+from dm05_train.perf.ops.common import HAVE_TRITON, STAGES, sum_rows, use_kernels
 
 BLOCK = 1024
 ROWS_A_PROGRAM = 64
@@ -26,7 +26,7 @@ if HAVE_TRITON:
         return x * s, slope
 
     @triton.jit
-    def _gated_forward(gate_up, act, N: tl.constexpr, BLOCK: tl.constexpr):
+    def _gated_gelu(gate_up, act, N: tl.constexpr, BLOCK: tl.constexpr):
         row, at = tl.program_id(0).to(tl.int64), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
         inside = at < N
         dtype = act.dtype.element_ty
@@ -36,7 +36,7 @@ if HAVE_TRITON:
         tl.store(act + row * N + at, (value.to(dtype).to(tl.float32) * up).to(dtype), mask=inside)
 
     @triton.jit
-    def _gated_backward(gate_up, g_act, d_gate_up, N: tl.constexpr, BLOCK: tl.constexpr):
+    def _gated_gelu_backward(gate_up, g_act, d_gate_up, N: tl.constexpr, BLOCK: tl.constexpr):
         row, at = tl.program_id(0).to(tl.int64), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
         inside = at < N
         dtype = d_gate_up.dtype.element_ty
@@ -48,17 +48,20 @@ if HAVE_TRITON:
         tl.store(d_gate_up + row * 2 * N + N + at, (g * value).to(dtype), mask=inside)
 
     @triton.jit
-    def _plain_forward(u, act, count, BLOCK: tl.constexpr):
+    def _gelu_forward(u, act, count, BLOCK: tl.constexpr):
         at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
         value, _ = _gelu(tl.load(u + at, mask=at < count, other=0.0).to(tl.float32))
         tl.store(act + at, value.to(act.dtype.element_ty), mask=at < count)
 
     @triton.jit
-    def _plain_backward(u, g_act, d_u, partial, rows, N: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr):
+    def _gelu_backward(
+        u, g_act, d_u, partial, rows,
+        N: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr,
+    ):  # fmt: skip
         at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
         inside, first = at < N, tl.program_id(0).to(tl.int64) * ROWS
         total = tl.zeros((BLOCK,), tl.float32)
-        for row in range(first, tl.minimum(first + ROWS, rows)):
+        for row in tl.range(first, tl.minimum(first + ROWS, rows), num_stages=STAGES):
             here = row * N + at
             _, slope = _gelu(tl.load(u + here, mask=inside, other=0.0).to(tl.float32))
             d = (tl.load(g_act + here, mask=inside, other=0.0).to(tl.float32) * slope).to(d_u.dtype.element_ty)
@@ -73,7 +76,7 @@ class _GatedGELU(torch.autograd.Function):
         gate_up = gate_up.contiguous()
         width = gate_up.shape[-1] // 2
         act = gate_up.new_empty((*gate_up.shape[:-1], width))
-        _gated_forward[(act.numel() // width, -(-width // BLOCK))](gate_up, act, N=width, BLOCK=BLOCK, num_warps=4)
+        _gated_gelu[(act.numel() // width, -(-width // BLOCK))](gate_up, act, N=width, BLOCK=BLOCK, num_warps=4)
         ctx.save_for_backward(gate_up)
         return act
 
@@ -82,7 +85,7 @@ class _GatedGELU(torch.autograd.Function):
         (gate_up,) = ctx.saved_tensors
         width, d_gate_up = gate_up.shape[-1] // 2, torch.empty_like(gate_up)
         grid = (gate_up.numel() // (2 * width), -(-width // BLOCK))
-        _gated_backward[grid](gate_up, g_act.contiguous(), d_gate_up, N=width, BLOCK=BLOCK, num_warps=4)
+        _gated_gelu_backward[grid](gate_up, g_act.contiguous(), d_gate_up, N=width, BLOCK=BLOCK, num_warps=4)
         return d_gate_up
 
 
@@ -94,7 +97,7 @@ class _VisionMLP(torch.autograd.Function):
         rows = h.reshape(-1, h.shape[-1])
         u = torch.addmm(b1, rows, w1.t())
         act = torch.empty_like(u)
-        _plain_forward[(-(-u.numel() // BLOCK),)](u, act, u.numel(), BLOCK=BLOCK, num_warps=4)
+        _gelu_forward[(-(-u.numel() // BLOCK),)](u, act, u.numel(), BLOCK=BLOCK, num_warps=4)
         ctx.save_for_backward(rows, u, act, w1, w2)
         return (act @ w2.t()).view(*h.shape[:-1], -1)
 
@@ -106,11 +109,11 @@ class _VisionMLP(torch.autograd.Function):
         d_u, (rows, width) = torch.empty_like(u), u.shape
         groups = -(-rows // ROWS_A_PROGRAM)
         partial = torch.empty((groups, width), dtype=torch.float32, device=u.device)
-        _plain_backward[(groups, -(-width // BLOCK))](
-            u, g_act, d_u, partial, rows, N=width, ROWS=ROWS_A_PROGRAM, BLOCK=BLOCK, num_warps=4
+        _gelu_backward[(groups, -(-width // BLOCK))](
+            u, g_act, d_u, partial, rows, N=width, ROWS=ROWS_A_PROGRAM, BLOCK=BLOCK, STAGES=STAGES, num_warps=4
         )
         d_h = (d_u @ w1).view(*g_out.shape[:-1], -1)
-        return d_h, d_u.t() @ h, partial.sum(0).to(w1.dtype), d_w2
+        return d_h, d_u.t() @ h, sum_rows(partial, w1.dtype), d_w2
 
 
 def gated_gelu_plain(gate_up: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from dm05_train.model.layers import Rope, rms_normalise, rotate
-from dm05_train.perf.ops.common import HAVE_TRITON, WALKERS, next_power_of_2, use_kernels
+from dm05_train.perf.ops.common import HAVE_TRITON, STAGES, WALKERS, next_power_of_2, sum_rows, use_kernels
 
 if HAVE_TRITON:
     import triton
@@ -21,7 +21,7 @@ if HAVE_TRITON:
         return ((batch * COUNT + head - FIRST) * length + token) * 2 * HALF + at
 
     @triton.jit
-    def _forward(
+    def _split_heads(
         qkv, cos, sin, w_q, w_k, q, k, v, length, eps,
         H: tl.constexpr, G: tl.constexpr, HALF: tl.constexpr, HEADS: tl.constexpr, LANES: tl.constexpr,
     ):  # fmt: skip
@@ -56,9 +56,10 @@ if HAVE_TRITON:
         tl.store(v + to_v + HALF, raw_2, mask=is_v)
 
     @triton.jit
-    def _backward(
+    def _split_heads_backward(
         g_q, g_k, g_v, qkv, cos, sin, w_q, w_k, d_qkv, partial, rows, length, eps,
         H: tl.constexpr, G: tl.constexpr, HALF: tl.constexpr, HEADS: tl.constexpr, LANES: tl.constexpr,
+        STAGES: tl.constexpr,
     ):  # fmt: skip
         head, at = tl.arange(0, HEADS)[:, None], tl.arange(0, LANES)[None, :]
         lane = at < HALF
@@ -73,7 +74,7 @@ if HAVE_TRITON:
         )
         w2 = w2.to(tl.float32)
         d_w1, d_w2 = tl.zeros((HEADS, LANES), tl.float32), tl.zeros((HEADS, LANES), tl.float32)
-        for row in range(tl.program_id(0), rows, tl.num_programs(0)):
+        for row in tl.range(tl.program_id(0), rows, tl.num_programs(0), num_stages=STAGES):
             to_q = _places(row, length, head, at, 0, H, HALF)
             to_k = _places(row, length, head, at, H, G, HALF)
             to_v = _places(row, length, head, at, H + G, G, HALF)
@@ -120,7 +121,7 @@ class _SplitHeads(torch.autograd.Function):
             "H": heads, "G": groups, "HALF": head_dim // 2,
             "HEADS": next_power_of_2(heads + 2 * groups), "LANES": next_power_of_2(head_dim // 2),
         }  # fmt: skip
-        _forward[(batch * length,)](qkv, cos, sin, w_q, w_k, q, k, v, length, eps, **ctx.sizes, num_warps=4)
+        _split_heads[(batch * length,)](qkv, cos, sin, w_q, w_k, q, k, v, length, eps, **ctx.sizes, num_warps=4)
         ctx.save_for_backward(qkv, cos, sin, w_q, w_k)
         ctx.eps = eps
         return q, k, v
@@ -132,11 +133,11 @@ class _SplitHeads(torch.autograd.Function):
         d_qkv, rows = torch.empty_like(qkv), batch * length
         walkers = min(2 * WALKERS, rows)
         partial = torch.empty((walkers, 2, w_q.shape[0]), dtype=torch.float32, device=qkv.device)
-        _backward[(walkers,)](
+        _split_heads_backward[(walkers,)](
             g_q.contiguous(), g_k.contiguous(), g_v.contiguous(), qkv, cos, sin, w_q, w_k, d_qkv, partial,
-            rows, length, ctx.eps, **ctx.sizes, num_warps=4,
+            rows, length, ctx.eps, **ctx.sizes, STAGES=STAGES, num_warps=4,
         )  # fmt: skip
-        d_w_q, d_w_k = partial.sum(0).to(w_q.dtype)
+        d_w_q, d_w_k = sum_rows(partial, w_q.dtype)
         return d_qkv, None, None, d_w_q, d_w_k, None, None
 
 

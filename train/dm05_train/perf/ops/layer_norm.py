@@ -8,14 +8,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dm05_train.perf.ops.common import HAVE_TRITON, WALKERS, next_power_of_2, use_kernels
+from dm05_train.perf.ops.common import HAVE_TRITON, STAGES, WALKERS, next_power_of_2, sum_rows, use_kernels
 
 if HAVE_TRITON:
     import triton
     import triton.language as tl
 
     @triton.jit
-    def _forward(out, bias, x, weight, shift, x_new, h, stats, eps, N: tl.constexpr, BLOCK: tl.constexpr):
+    def _add_layer_norm(out, bias, x, weight, shift, x_new, h, stats, eps, N: tl.constexpr, BLOCK: tl.constexpr):
         row, at = tl.program_id(0), tl.arange(0, BLOCK)
         inside, here = at < N, row * N + at
         dtype = x_new.dtype.element_ty
@@ -34,14 +34,17 @@ if HAVE_TRITON:
         tl.store(stats + row * 2 + 1, scale)
 
     @triton.jit
-    def _backward(g_x, g_h, x_new, weight, stats, d_x, partial, rows, N: tl.constexpr, BLOCK: tl.constexpr):
+    def _add_layer_norm_backward(
+        g_x, g_h, x_new, weight, stats, d_x, partial, rows,
+        N: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr,
+    ):  # fmt: skip
         at = tl.arange(0, BLOCK)
         inside = at < N
         dtype = d_x.dtype.element_ty
         w = tl.load(weight + at, mask=inside, other=0.0).to(tl.float32)
         d_bias, d_weight = tl.zeros((BLOCK,), tl.float32), tl.zeros((BLOCK,), tl.float32)
         d_shift = tl.zeros((BLOCK,), tl.float32)
-        for row in range(tl.program_id(0), rows, tl.num_programs(0)):
+        for row in tl.range(tl.program_id(0), rows, tl.num_programs(0), num_stages=STAGES):
             here = row * N + at
             mean, scale = tl.load(stats + row * 2), tl.load(stats + row * 2 + 1)
             n = (tl.load(x_new + here, mask=inside, other=0.0).to(tl.float32) - mean) * scale
@@ -69,7 +72,7 @@ class _AddLayerNorm(torch.autograd.Function):
         rows = x.numel() // width
         x_new, h = torch.empty_like(x), torch.empty_like(x)
         stats = torch.empty((rows, 2), dtype=torch.float32, device=x.device)
-        _forward[(rows,)](
+        _add_layer_norm[(rows,)](
             out, bias, x, weight, shift, x_new, h, stats, eps, N=width, BLOCK=next_power_of_2(width), num_warps=4
         )
         ctx.save_for_backward(x_new, weight, stats)
@@ -82,11 +85,11 @@ class _AddLayerNorm(torch.autograd.Function):
         d_x = torch.empty_like(x_new)
         walkers = min(2 * WALKERS, rows)
         partial = torch.empty((walkers, 3, width), dtype=torch.float32, device=x_new.device)
-        _backward[(walkers,)](
+        _add_layer_norm_backward[(walkers,)](
             g_x.contiguous(), g_h.contiguous(), x_new, weight, stats, d_x, partial, rows,
-            N=width, BLOCK=next_power_of_2(width), num_warps=4,
+            N=width, BLOCK=next_power_of_2(width), STAGES=STAGES, num_warps=4,
         )  # fmt: skip
-        d_bias, d_weight, d_shift = partial.sum(0).to(weight.dtype)
+        d_bias, d_weight, d_shift = sum_rows(partial, weight.dtype)
         return d_x, d_bias, d_x, d_weight, d_shift, None
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dm05_train.perf.ops.common import HAVE_TRITON, next_power_of_2, use_kernels
+from dm05_train.perf.ops.common import HAVE_TRITON, next_power_of_2, swap_heads, use_kernels
 
 ROWS = 4
 
@@ -21,28 +21,24 @@ if HAVE_TRITON:
 
     @triton.jit
     def _softmax(
-        scores, blocks, real, heads, window, scale, rows,
+        scores, codes, heads, window, scale,
         length: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
     ):  # fmt: skip
-        """Scores [B, H, L, L] to weights, in place; row by row."""
-        row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-        query, batch = row % length, row // length // heads
-        at = tl.arange(0, BLOCK)[None, :]
-        lane, exists = at < length, (row < rows)[:, None]
-        here = row.to(tl.int64)[:, None] * length + at
-        distance = query[:, None] - at
-        key = batch[:, None] * length + at
-        own = tl.load(blocks + batch * length + query, mask=row < rows, other=0)[:, None]
-        theirs = tl.load(blocks + key, mask=lane & exists, other=0)
-        is_real = tl.load(real + key, mask=lane & exists, other=0) != 0
-        self_real = tl.load(real + batch * length + query, mask=row < rows, other=1)[:, None] != 0
+        """Scores [B, H, L, L] to weights, in place; program (rows of L, batch and head). codes [B, L]: see below."""
+        query, at = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.arange(0, BLOCK)
+        codes += tl.program_id(1) // heads * length
+        theirs = tl.load(codes + at, mask=at < length, other=-1)[None, :]
+        own = tl.load(codes + query, mask=query < length, other=-1)[:, None]
+        distance = query[:, None] - at[None, :]
         seen = ((distance >= 0) & (distance < window)) | ((own == theirs) & (own > 0))
-        seen = (seen & is_real) | ((distance == 0) & (self_real == 0))
-        x = tl.load(scores + here, mask=lane & exists, other=0.0).to(tl.float32) * scale
-        x = tl.where(seen & lane, x, float("-inf"))
+        seen = (seen & (theirs >= 0)) | ((distance == 0) & (own < 0))
+        inside = (query < length)[:, None] & (at < length)[None, :]
+        here = (tl.program_id(1).to(tl.int64) * length + query[:, None]) * length + at[None, :]
+        x = tl.load(scores + here, mask=inside, other=0.0).to(tl.float32) * scale
+        x = tl.where(seen & inside, x, -1e30)
         x = tl.exp(x - tl.max(x, 1)[:, None])
         x = x / tl.sum(x, 1)[:, None]
-        tl.store(scores + here, x.to(scores.dtype.element_ty), mask=lane & exists)
+        tl.store(scores + here, x.to(scores.dtype.element_ty), mask=inside)
 
     @triton.jit
     def _softmax_backward(
@@ -68,21 +64,22 @@ class _PrefixAttention(torch.autograd.Function):
         groups = k.shape[1]
         rows, keys, values = q.view(batch * groups, -1, head_dim), k.flatten(0, 1), v.flatten(0, 1)
         weights = torch.bmm(rows, keys.transpose(1, 2))
-        count = batch * heads * length
-        _softmax[(-(-count // ROWS),)](
-            weights, blocks, real, heads, window, scale, count,
+        # One number says it all: the image a token is in, 0 for text, -1 for padding.
+        codes = torch.where(real, blocks, -1).int()
+        _softmax[(-(-length // ROWS), batch * heads)](
+            weights, codes, heads, window, scale,
             length=length, ROWS=ROWS, BLOCK=next_power_of_2(length), num_warps=4,
         )  # fmt: skip
         out = torch.bmm(weights, values).view(batch, heads, length, head_dim)
         ctx.save_for_backward(rows, keys, values, weights)
         ctx.scale, ctx.shape = scale, (batch, heads, length, head_dim)
-        return out.transpose(1, 2).reshape(batch, length, heads * head_dim)
+        return swap_heads(out).view(batch, length, heads * head_dim)
 
     @staticmethod
     def backward(ctx: Any, g_out: Tensor) -> tuple[Tensor | None, ...]:
         rows, keys, values, weights = ctx.saved_tensors
         batch, heads, length, head_dim = ctx.shape
-        g = g_out.view(batch, length, heads, head_dim).transpose(1, 2).reshape(rows.shape)
+        g = swap_heads(g_out.view(batch, length, heads, head_dim)).view(rows.shape)
         d_v = torch.bmm(weights.transpose(1, 2), g)
         d = torch.bmm(g, values.transpose(1, 2))
         count = batch * heads * length

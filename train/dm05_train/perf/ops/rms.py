@@ -8,14 +8,16 @@ import torch
 from torch import Tensor
 
 from dm05_train.model.layers import rms_normalise
-from dm05_train.perf.ops.common import HAVE_TRITON, WALKERS, next_power_of_2, use_kernels
+from dm05_train.perf.ops.common import HAVE_TRITON, STAGES, WALKERS, next_power_of_2, sum_rows, use_kernels
 
 if HAVE_TRITON:
     import triton
     import triton.language as tl
 
     @triton.jit
-    def _forward(out, x, w_out, w_next, x_new, h, scale_out, scale_next, eps, N: tl.constexpr, BLOCK: tl.constexpr):
+    def _add_rms_norm(
+        out, x, w_out, w_next, x_new, h, scale_out, scale_next, eps, N: tl.constexpr, BLOCK: tl.constexpr
+    ):
         row, at = tl.program_id(0), tl.arange(0, BLOCK)
         inside, here = at < N, tl.program_id(0) * N + tl.arange(0, BLOCK)
         dtype = x_new.dtype.element_ty
@@ -33,9 +35,9 @@ if HAVE_TRITON:
         tl.store(scale_next + row, b)
 
     @triton.jit
-    def _backward(
+    def _add_rms_norm_backward(
         g_x, g_h, out, x_new, w_out, w_next, scale_out, scale_next, d_x, d_out, partial, rows,
-        N: tl.constexpr, BLOCK: tl.constexpr,
+        N: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr,
     ):  # fmt: skip
         at = tl.arange(0, BLOCK)
         inside = at < N
@@ -43,7 +45,7 @@ if HAVE_TRITON:
         w_o = tl.load(w_out + at, mask=inside, other=0.0).to(tl.float32) + 1.0
         w_n = tl.load(w_next + at, mask=inside, other=0.0).to(tl.float32) + 1.0
         d_w_o, d_w_n = tl.zeros((BLOCK,), tl.float32), tl.zeros((BLOCK,), tl.float32)
-        for row in range(tl.program_id(0), rows, tl.num_programs(0)):
+        for row in tl.range(tl.program_id(0), rows, tl.num_programs(0), num_stages=STAGES):
             here = row * N + at
             a, b = tl.load(scale_out + row), tl.load(scale_next + row)
             n = tl.load(x_new + here, mask=inside, other=0.0).to(tl.float32) * b
@@ -69,7 +71,7 @@ class _AddRMSNorm(torch.autograd.Function):
         rows = x.numel() // width
         x_new, h = torch.empty_like(x), torch.empty_like(x)
         scales = torch.empty((2, rows), dtype=torch.float32, device=x.device)
-        _forward[(rows,)](
+        _add_rms_norm[(rows,)](
             out, x, w_out, w_next, x_new, h, scales[0], scales[1], eps,
             N=width, BLOCK=next_power_of_2(width), num_warps=8,
         )  # fmt: skip
@@ -84,11 +86,11 @@ class _AddRMSNorm(torch.autograd.Function):
         d_x, d_out = torch.empty_like(out), torch.empty_like(out)
         walkers = min(WALKERS, rows)
         partial = torch.empty((walkers, 2, width), dtype=torch.float32, device=out.device)
-        _backward[(walkers,)](
+        _add_rms_norm_backward[(walkers,)](
             g_x.contiguous(), g_h.contiguous(), out, x_new, w_out, w_next, scales[0], scales[1], d_x, d_out, partial,
-            rows, N=width, BLOCK=next_power_of_2(width), num_warps=8,
+            rows, N=width, BLOCK=next_power_of_2(width), STAGES=STAGES, num_warps=8,
         )  # fmt: skip
-        d_w_out, d_w_next = partial.sum(0).to(w_out.dtype)
+        d_w_out, d_w_next = sum_rows(partial, w_out.dtype)
         return d_out, d_x, d_w_out, d_w_next, None
 
 

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dm05_train.perf.ops.common import HAVE_TRITON, next_power_of_2, use_kernels
+from dm05_train.perf.ops.common import HAVE_TRITON, STAGES, next_power_of_2, sum_rows, use_kernels
 
 ROWS_A_PROGRAM = 32
 
@@ -17,17 +17,18 @@ if HAVE_TRITON:
     import triton.language as tl
 
     @triton.jit
-    def _gather(
+    def _gather_heads(
         g_q, g_k, g_v, d_qkv, partial, rows, length, s_batch, s_head, s_token,
         HEADS: tl.constexpr, DIM: tl.constexpr, ROWS: tl.constexpr, H: tl.constexpr, LANES: tl.constexpr,
+        STAGES: tl.constexpr,
     ):  # fmt: skip
-        """Gradients [B, HEADS, N, DIM] (any strides, DIM dense) into rows of [B * N, 3 * HEADS * DIM]; by (rows, part)."""
+        """Gradients [B, HEADS, N, DIM] (DIM dense) into rows of [B * N, 3 * HEADS * DIM]; program (row group, part)."""
         part, first = tl.program_id(1), tl.program_id(0).to(tl.int64) * ROWS
         head, lane = tl.arange(0, H)[:, None], tl.arange(0, LANES)[None, :]
         inside = (head < HEADS) & (lane < DIM)
         source = g_q if part == 0 else (g_k if part == 1 else g_v)
         total = tl.zeros((H, LANES), tl.float32)
-        for row in range(first, tl.minimum(first + ROWS, rows)):
+        for row in tl.range(first, tl.minimum(first + ROWS, rows), num_stages=STAGES):
             batch, token = row // length, row % length
             g = tl.load(source + batch * s_batch + head * s_head + token * s_token + lane, mask=inside, other=0.0)
             tl.store(d_qkv + (row * 3 + part) * HEADS * DIM + head * DIM + lane, g, mask=inside)
@@ -56,13 +57,13 @@ class _VisionQKV(torch.autograd.Function):
         d_qkv, groups = h.new_empty((rows, weight.shape[0])), -(-rows // ROWS_A_PROGRAM)
         partial = torch.empty((groups, weight.shape[0]), dtype=torch.float32, device=h.device)
         dim = g_q.shape[-1]
-        _gather[(groups, 3)](
+        _gather_heads[(groups, 3)](
             g_q, g_k, g_v, d_qkv, partial, rows, length, g_q.stride(0), g_q.stride(1), g_q.stride(2),
             HEADS=ctx.heads, DIM=dim, ROWS=ROWS_A_PROGRAM,
-            H=next_power_of_2(ctx.heads), LANES=next_power_of_2(dim), num_warps=4,
+            H=next_power_of_2(ctx.heads), LANES=next_power_of_2(dim), STAGES=STAGES, num_warps=4,
         )  # fmt: skip
         d_h = (d_qkv @ weight).view(ctx.shape)
-        return d_h, d_qkv.t() @ h, partial.sum(0).to(weight.dtype), None
+        return d_h, d_qkv.t() @ h, sum_rows(partial, weight.dtype), None
 
 
 def vision_qkv_plain(h: Tensor, weight: Tensor, bias: Tensor, heads: int) -> tuple[Tensor, Tensor, Tensor]:
