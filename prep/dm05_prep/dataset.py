@@ -169,11 +169,15 @@ def describe(workspace: Workspace, spec: DatasetSpec, request: Request) -> list[
     plan = plan_of(source, workspace, spec, request.archive)
     lines = [f"source     {source.description}: {plan.title}"]
     lines += [f"           {part.name}  {human_bytes(part.file.size)}" for part in plan.parts.parts]
+    held = 0
     if source.owns_parts:
-        held = "all of them, kept" if request.keep_parts else "at most one at a time"
-        lines.append(f"download   to {plan.parts_folder}, {held}")
+        held = plan.parts.size if request.keep_parts else plan.parts.largest
+        kept = "all of them, kept" if request.keep_parts else "at most one at a time"
+        lines.append(f"download   {human_bytes(plan.parts.size)} to {plan.parts_folder}, {kept}")
     begun = f", going on at {human_bytes(plan.resume_at)}" if plan.resume_at and not request.force else ""
-    lines.append(f"extract    {spec.name} to {target}{begun}; {human_bytes(room_at(target).bytes)} are free")
+    lines.append(f"extract    {spec.name} to {target}{begun}")
+    peak = f"{human_bytes(held + plan.parts.size)} (dataset {human_bytes(plan.parts.size)}, parts {human_bytes(held)})"
+    lines.append(f"disk       {human_bytes(room_at(target).bytes)} are free now; taken at peak: up to {peak}")
     return [*lines, f"then       {then}"]
 
 
