@@ -96,6 +96,8 @@ def prepare(workspace: Workspace, spec: DatasetSpec, request: Request, *, quiet:
         source = open_source(request.source, request.uri, kind="dataset", jobs=request.jobs, options=request.options)
         plan = plan_of(source, workspace, spec, request.archive)
     with _locked(workspace):
+        if plan and not request.force and not _must_extract(target, request.layout):
+            plan = None  # another run has completed it meanwhile
         extracted = _extract(plan, workspace, spec, request, quiet) if plan else None
         remove_partial(target)
         return _stages(extracted, workspace, spec, request, quiet)

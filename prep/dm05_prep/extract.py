@@ -174,7 +174,7 @@ class _Run:
             self._parts,
             self._parts_folder,
             keep=self._options.keep_parts,
-            resume_at=start.offset,
+            resume_at=start.offset if self._parts.kind == "tar" else 0,
             arrived=self._on_arrival,
         )
         try:

@@ -29,7 +29,7 @@ class Plan:
         paths: the parts, when they are on this machine already.
         parts_folder: where they are copied to, when they are not.
         inside: the dataset's folder in the archive.
-        resume_at: offset in the archive that an earlier run made durable.
+        resume_at: offset in the archive that this run has to read from.
     """
 
     source: Source
@@ -70,7 +70,7 @@ def plan_of(source: Source, workspace: Workspace, spec: DatasetSpec, archive: st
         parts_folder=workspace.root / "parts" / place[-120:],
         target=target,
         inside=inside,
-        resume_at=journal.point.offset if journal else 0,
+        resume_at=journal.point.offset if journal and parts.kind == "tar" else 0,
     )
     if source.owns_parts:
         return plan
@@ -126,7 +126,8 @@ def reassemble(plan: Plan, *, keep_parts: bool, images: PackImages | None, quiet
 def _check_room(plan: Plan, keep_parts: bool) -> None:
     copied = 0
     if plan.source.owns_parts:
-        copied = plan.parts.size - plan.resume_at if keep_parts else plan.parts.largest
+        all_at_once = keep_parts or plan.parts.kind != "tar"
+        copied = plan.parts.size - plan.resume_at if all_at_once else plan.parts.largest
     counted: Callable[[], Room] | None = None
     paths = plan.paths
     if paths and plan.parts.kind == "tar":

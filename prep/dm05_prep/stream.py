@@ -21,7 +21,7 @@ from dm05_prep.errors import PrepError
 from dm05_prep.parts import PartSet
 from dm05_prep.sources.base import RemoteFile
 
-BLOCK_BYTES = 2 << 20
+BLOCK_BYTES = 1 << 20
 SEEK_BYTES = 4 << 20  # shorter gaps are read through: that keeps the kernel's read-ahead going
 _MAX_BACKLOG = 8
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import gzip
+import io
 import random
 import shutil
+import zipfile
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -130,6 +133,28 @@ def test_finished_parts_are_not_read_again(folder: Path, copied: bool) -> None:
             noting = NotingSource(folder / "p")
             finish(noting, target, wanted(files), STEP_BY_STEP)
             assert noting.opened == [part.name for part in parts.parts[first:]]
+
+
+@pytest.mark.parametrize("kind", ["tar.gz", "zip"])
+@pytest.mark.parametrize("copied", [False, True])
+def test_other_archives_go_on_too(folder: Path, kind: str, copied: bool) -> None:
+    """They read from the start again and write only what is missing."""
+    files = {f"{HOME}{index:02d}": random.Random(index).randbytes(1500) for index in range(9)}
+    archive = gzip.compress(honest(files))
+    if kind == "zip":
+        buffer = io.BytesIO()
+        with zipfile.ZipFile(buffer, "w") as out:
+            for name, data in files.items():
+                out.writestr(name, data)
+        archive = buffer.getvalue()
+    write_parts(folder / "p", split(archive, 4000), name=f"libero.{kind}.part-{{:03d}}")
+    for step in (*range(20, 140, 12), 1000):
+        target = folder / str(step) / "set"
+        source: Source = CopyingSource(folder / "p") if copied else LocalSource(folder / "p")
+        killed_at(step, lambda source=source, target=target: run(source, target, STEP_BY_STEP))  # type: ignore[misc]
+        check_after_kill(target, wanted(files))
+        if not target.exists():
+            finish(source, target, wanted(files), STEP_BY_STEP)
 
 
 def test_links_and_folders_survive_too(folder: Path) -> None:
