@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gzip
 import io
 import json
 import os
 import random
+import shlex
 import signal
 import subprocess
 import sys
@@ -209,8 +211,6 @@ class TestPack:
         assert (tmp_path / "w/data/libero/libero_pi0_all/pack/pack.json").exists()
 
     def test_from_a_compressed_archive(self, tmp_path: Path) -> None:
-        import gzip
-
         write_parts(tmp_path / "p", [gzip.compress(honest(FILES))], name="libero.tar.gz")
         assert dataset(tmp_path / "p", tmp_path / "w", "--layout", "pack").code == 0
         folder = tmp_path / "w/data/libero/libero_pi0_all/pack"
@@ -320,6 +320,42 @@ def test_killed_at_random_moments(tmp_path: Path) -> None:
     assert dataset(tmp_path / "p", tmp_path / "w").code == 0
     assert laid_out(tmp_path / "w") == wanted(files)
     assert sorted(path.name for path in (tmp_path / "w/data/libero").iterdir()) == ["libero_pi0_all"]
+
+
+class TestSmallDisk:
+    """On a filesystem that is too small, made for the test: told before, or stopped cleanly."""
+
+    def on_disk(self, tmp_path: Path, options: str, *arguments: object) -> subprocess.CompletedProcess[str]:
+        """Run a command in a namespace where tmp_path/w is a file system of its own; its tree comes back as output."""
+        disk = tmp_path / "w"
+        disk.mkdir()
+        command = " ".join(shlex.quote(str(word)) for word in (PREP, *arguments, "--workspace", disk))
+        script = f"mount -t tmpfs -o {options} none {disk} || exit 77; {command}; echo $?; cd {disk} && find . -type f"
+        done = subprocess.run(["unshare", "-rm", "sh", "-c", script], capture_output=True, text=True, timeout=120)
+        if done.returncode == 77 or "unshare" in done.stderr:
+            pytest.skip(f"no private file systems here: {done.stderr.strip()}")
+        assert "Traceback" not in done.stderr
+        return done
+
+    @pytest.mark.parametrize(
+        ("options", "why"), [("size=256k", "no space: "), ("size=80m,nr_inodes=30", "no inodes: 4")]
+    )
+    def test_told_before_the_start(self, tmp_path: Path, options: str, why: str) -> None:
+        write_parts(tmp_path / "p", split(honest({**FILES, f"{HOME}big": bytes(300_000)}), PART_BYTES))
+        done = self.on_disk(tmp_path, options, "dataset", "--uri", tmp_path / "p")
+        assert done.stdout.split() == ["1"] and why in done.stderr and "are needed" in done.stderr
+
+    @pytest.mark.parametrize(
+        ("options", "why"), [("size=66m", "no space left"), ("size=80m,nr_inodes=1100", "no inodes left")]
+    )
+    def test_full_on_the_way(self, tmp_path: Path, options: str, why: str) -> None:
+        """How much is in a compressed archive shows only when it is unpacked."""
+        big = {f"{HOME}pad{index}": bytes(6_000_000) for index in range(15)} if "66m" in options else {}
+        many = {f"{HOME}{index}": b"" for index in range(1200)} if not big else {}
+        write_parts(tmp_path / "p", [gzip.compress(honest({**FILES, **big, **many}))], name="libero.tar.gz")
+        done = self.on_disk(tmp_path, options, "dataset", "--uri", tmp_path / "p")
+        assert why in done.stderr and len(done.stderr.splitlines()) <= 2, done.stderr
+        assert done.stdout.split()[0] == "1" and "./data/libero/libero_pi0_all/" not in done.stdout
 
 
 class TestRemote:
