@@ -195,7 +195,9 @@ def swapped(parts: list[bytes], rnd: random.Random) -> list[bytes]:
 
 
 def duplicated(parts: list[bytes], rnd: random.Random) -> list[bytes]:
-    a, b = rnd.sample(range(len(parts) - 1), 2)
+    # A copy of the padding at the end over the last member is an archive that just ends sooner: only a checksum tells.
+    b = rnd.choice([index for index, part in enumerate(parts[:-1]) if part.strip(b"\0")])
+    a = rnd.choice([index for index in range(len(parts) - 1) if index != b])
     parts[a] = parts[b]
     return parts
 

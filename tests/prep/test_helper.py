@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import subprocess
 import sys
@@ -32,7 +33,13 @@ def place(hub_process: Any, monkeypatch: pytest.MonkeyPatch) -> Place:
 
 
 def children() -> list[psutil.Process]:
-    return [child for child in psutil.Process().children(recursive=True) if "helper_child" in " ".join(child.cmdline())]
+    """The helpers that run; other tests' processes may end while they are looked at."""
+    found = []
+    for child in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.Error):
+            if "helper_child" in " ".join(child.cmdline()):
+                found.append(child)
+    return found
 
 
 def check(place: Place, target: Path, data: bytes) -> None:
