@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import ast
 import re
+import subprocess
 import sys
 from pathlib import Path
 
@@ -22,6 +23,14 @@ FOLDERS = {
 }
 SHOWN = {".py", ".sh", ".md", ".yaml"}
 COLUMN = 34
+
+
+def our_files() -> set[Path]:
+    """The files that git knows and that are there; outside of a checkout, all."""
+    done = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=False)
+    names = [name for name in done.stdout.split("\0") if name]
+    found = (ROOT / name for name in names) if done.returncode == 0 and names else ROOT.rglob("*")
+    return {path for path in found if path.is_file() and path.suffix in SHOWN}
 
 
 def first_sentence(text: str) -> str:
@@ -43,17 +52,15 @@ def purpose(path: Path) -> str:
     return first_sentence(comment[0]) if comment else ""
 
 
-def lines_of(folder: Path, depth: int, *, note: str = "") -> list[str]:
+def lines_of(folder: Path, files: set[Path], depth: int = 0, *, note: str = "") -> list[str]:
     """The folder's own line, its files, then its folders."""
     init = folder / "__init__.py"
     note = note or (purpose(init) if init.is_file() else "")
     lines = [entry("  " * depth + (folder.relative_to(ROOT).as_posix() if depth == 0 else folder.name) + "/", note)]
-    for path in sorted(folder.iterdir()):
-        if path.is_file() and path.suffix in SHOWN and path.name != "__init__.py":
-            lines.append(entry("  " * (depth + 1) + path.name, purpose(path)))
-    for path in sorted(folder.iterdir()):
-        if path.is_dir() and not path.name.startswith((".", "_")) and any(p.suffix in SHOWN for p in path.rglob("*")):
-            lines += lines_of(path, depth + 1)
+    for path in sorted(path for path in files if path.parent == folder and path.name != "__init__.py"):
+        lines.append(entry("  " * (depth + 1) + path.name, purpose(path)))
+    for path in sorted(path for path in folder.iterdir() if any(path in file.parents for file in files)):
+        lines += lines_of(path, files, depth + 1)
     return lines
 
 
@@ -64,11 +71,11 @@ def entry(name: str, note: str) -> str:
 
 def tree() -> str:
     """The whole list, as the README shows it."""
-    lines: list[str] = []
+    files, lines = our_files(), list[str]()
     for package in PACKAGES:
-        lines += lines_of(ROOT / package, 0)
+        lines += lines_of(ROOT / package, files)
     for name, note in FOLDERS.items():
-        lines += [entry(f"{name}/", note)] if name == "tests" else lines_of(ROOT / name, 0, note=note)
+        lines += [entry(f"{name}/", note)] if name == "tests" else lines_of(ROOT / name, files, note=note)
     return "\n".join(lines)
 
 

@@ -22,7 +22,7 @@ def parameters(dtype: torch.dtype) -> list[tuple[str, nn.Parameter]]:
 
 
 def assert_near(got: torch.Tensor, want: torch.Tensor, mode: str) -> None:
-    """Equal to rounding. The interpreter truncates where the GPU rounds: up to a last bit of BF16 in each of 3 steps."""
+    """Equal to rounding. The interpreter truncates where the GPU rounds: up to a last bit of BF16 in each step."""
     tolerance = 1e-6 if mode == "fp32" else 3 * 2**-7
     assert float((got.float() - want.float()).abs().max()) <= tolerance * float(want.float().abs().max())
 
