@@ -30,7 +30,7 @@ def our_files() -> set[Path]:
     done = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=False)
     names = [name for name in done.stdout.split("\0") if name]
     found = (ROOT / name for name in names) if done.returncode == 0 and names else ROOT.rglob("*")
-    return {path for path in found if path.is_file() and path.suffix in SHOWN}
+    return {path for path in found if path.is_file() and (path.suffix in SHOWN or path.name == "Dockerfile")}
 
 
 def first_sentence(text: str) -> str:
@@ -38,7 +38,7 @@ def first_sentence(text: str) -> str:
     paragraph = " ".join(text.strip().split("\n\n")[0].split())
     paragraph = re.sub(r":\w+:`([^`]+)`", r"\1", paragraph).replace("`", "")
     found = re.match(r"(.+?[.:])(?=\s|$)", paragraph)
-    return found.group(1).rstrip(":") if found and not found.group(1).endswith(":") else paragraph
+    return found.group(1).rstrip(":") if found and not found.group(1).endswith(":") else paragraph.rstrip(":")
 
 
 def purpose(path: Path) -> str:
