@@ -89,7 +89,8 @@ class Result:
 
 def switches_of(names: Sequence[str]) -> Switches:
     """The master on, and of the single-GPU switches only these."""
-    return replace(Switches(enable=True), **{name: name in names for name in SWITCHES})
+    chosen: dict[str, Any] = {name: name in names for name in SWITCHES}
+    return replace(Switches(enable=True), **chosen)
 
 
 def cases(config: BenchConfig) -> Iterator[Case]:

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 from dm05_train.optim.adamw import AdamW, local
 
-CHUNK = 16384
-BLOCK = 2048
+CHUNK = 8192
+BLOCK = 1024
 WARPS = 4
 KEYS = ("exp_avg", "exp_avg_sq")
 

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dm05_train.perf.ops.common import HAVE_TRITON, STAGES, sum_rows, use_kernels
+from dm05_train.perf.ops.common import HAVE_TRITON, sum_rows, use_kernels
 
 BLOCK = 1024
 ROWS_A_PROGRAM = 64
@@ -110,7 +110,7 @@ class _VisionMLP(torch.autograd.Function):
         groups = -(-rows // ROWS_A_PROGRAM)
         partial = torch.empty((groups, width), dtype=torch.float32, device=u.device)
         _gelu_backward[(groups, -(-width // BLOCK))](
-            u, g_act, d_u, partial, rows, N=width, ROWS=ROWS_A_PROGRAM, BLOCK=BLOCK, STAGES=STAGES, num_warps=4
+            u, g_act, d_u, partial, rows, N=width, ROWS=ROWS_A_PROGRAM, BLOCK=BLOCK, STAGES=2, num_warps=4
         )
         d_h = (d_u @ w1).view(*g_out.shape[:-1], -1)
         return d_h, d_u.t() @ h, sum_rows(partial, w1.dtype), d_w2

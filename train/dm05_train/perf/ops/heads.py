@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from dm05_train.model.layers import Rope, rms_normalise, rotate
-from dm05_train.perf.ops.common import HAVE_TRITON, STAGES, WALKERS, next_power_of_2, sum_rows, use_kernels
+from dm05_train.perf.ops.common import HAVE_TRITON, WALKERS, next_power_of_2, sum_rows, use_kernels
 
 if HAVE_TRITON:
     import triton
@@ -131,11 +131,11 @@ class _SplitHeads(torch.autograd.Function):
         qkv, cos, sin, w_q, w_k = ctx.saved_tensors
         batch, length, _ = qkv.shape
         d_qkv, rows = torch.empty_like(qkv), batch * length
-        walkers = min(2 * WALKERS, rows)
+        walkers = min(WALKERS, rows)
         partial = torch.empty((walkers, 2, w_q.shape[0]), dtype=torch.float32, device=qkv.device)
         _split_heads_backward[(walkers,)](
             g_q.contiguous(), g_k.contiguous(), g_v.contiguous(), qkv, cos, sin, w_q, w_k, d_qkv, partial,
-            rows, length, ctx.eps, **ctx.sizes, STAGES=STAGES, num_warps=4,
+            rows, length, ctx.eps, **ctx.sizes, STAGES=2, num_warps=4,
         )  # fmt: skip
         d_w_q, d_w_k = sum_rows(partial, w_q.dtype)
         return d_qkv, None, None, d_w_q, d_w_k, None, None

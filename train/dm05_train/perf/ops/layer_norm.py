@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dm05_train.perf.ops.common import HAVE_TRITON, STAGES, WALKERS, next_power_of_2, sum_rows, use_kernels
+from dm05_train.perf.ops.common import HAVE_TRITON, WALKERS, next_power_of_2, sum_rows, use_kernels
 
 if HAVE_TRITON:
     import triton
@@ -83,11 +83,11 @@ class _AddLayerNorm(torch.autograd.Function):
         x_new, weight, stats = ctx.saved_tensors
         width, rows = x_new.shape[-1], x_new.numel() // x_new.shape[-1]
         d_x = torch.empty_like(x_new)
-        walkers = min(2 * WALKERS, rows)
+        walkers = min(WALKERS, rows)
         partial = torch.empty((walkers, 3, width), dtype=torch.float32, device=x_new.device)
         _add_layer_norm_backward[(walkers,)](
             g_x.contiguous(), g_h.contiguous(), x_new, weight, stats, d_x, partial, rows,
-            N=width, BLOCK=next_power_of_2(width), STAGES=STAGES, num_warps=4,
+            N=width, BLOCK=next_power_of_2(width), STAGES=3, num_warps=4,
         )  # fmt: skip
         d_bias, d_weight, d_shift = sum_rows(partial, weight.dtype)
         return d_x, d_bias, d_x, d_weight, d_shift, None

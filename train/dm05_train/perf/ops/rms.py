@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from dm05_train.model.layers import rms_normalise
-from dm05_train.perf.ops.common import HAVE_TRITON, STAGES, WALKERS, next_power_of_2, sum_rows, use_kernels
+from dm05_train.perf.ops.common import HAVE_TRITON, WALKERS, next_power_of_2, sum_rows, use_kernels
 
 if HAVE_TRITON:
     import triton
@@ -84,11 +84,11 @@ class _AddRMSNorm(torch.autograd.Function):
         width = out.shape[-1]
         rows = out.numel() // width
         d_x, d_out = torch.empty_like(out), torch.empty_like(out)
-        walkers = min(WALKERS, rows)
+        walkers = min(2 * WALKERS, rows)
         partial = torch.empty((walkers, 2, width), dtype=torch.float32, device=out.device)
         _add_rms_norm_backward[(walkers,)](
             g_x.contiguous(), g_h.contiguous(), out, x_new, w_out, w_next, scales[0], scales[1], d_x, d_out, partial,
-            rows, N=width, BLOCK=next_power_of_2(width), STAGES=STAGES, num_warps=8,
+            rows, N=width, BLOCK=next_power_of_2(width), STAGES=3, num_warps=8,
         )  # fmt: skip
         d_w_out, d_w_next = sum_rows(partial, w_out.dtype)
         return d_out, d_x, d_w_out, d_w_next, None

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dm05_train.perf.ops.common import HAVE_TRITON, STAGES, next_power_of_2, sum_rows, use_kernels
+from dm05_train.perf.ops.common import HAVE_TRITON, next_power_of_2, sum_rows, use_kernels
 
 ROWS_A_PROGRAM = 32
 
@@ -60,7 +60,7 @@ class _VisionQKV(torch.autograd.Function):
         _gather_heads[(groups, 3)](
             g_q, g_k, g_v, d_qkv, partial, rows, length, g_q.stride(0), g_q.stride(1), g_q.stride(2),
             HEADS=ctx.heads, DIM=dim, ROWS=ROWS_A_PROGRAM,
-            H=next_power_of_2(ctx.heads), LANES=next_power_of_2(dim), STAGES=STAGES, num_warps=4,
+            H=next_power_of_2(ctx.heads), LANES=next_power_of_2(dim), STAGES=2, num_warps=4,
         )  # fmt: skip
         d_h = (d_qkv @ weight).view(ctx.shape)
         return d_h, d_qkv.t() @ h, sum_rows(partial, weight.dtype), None
