@@ -1,0 +1,92 @@
+"""The switches: read from the environment, and what becomes of them on a machine."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+
+import pytest
+from dm05_schemas.errors import UsageError
+from dm05_train.bench import BenchConfig, cases, main
+from dm05_train.env import World
+from dm05_train.model.config import DM05Config
+from dm05_train.model.dm05 import DM05
+from dm05_train.optim.adamw import AdamW
+from dm05_train.perf.accelerate import Acceleration
+from dm05_train.perf.switches import Switches
+
+GOLDEN = Path(__file__).parent.parent / "golden"
+ON = {"DM05_PERF_ENABLE": "1"}
+
+
+def test_the_master_is_off_and_then_nothing_counts() -> None:
+    off = Switches.from_env({})
+    assert not any(off.on(name) for name in ("restructure", "cuda_graph", "fused_adamw", "async_loss"))
+    assert off.on("muon_batched_gather")
+
+
+def test_each_switch_can_be_turned_off_alone() -> None:
+    for name, variable in Switches.variables().items():
+        if name not in ("enable", "log"):
+            switches = Switches.from_env(ON | {variable: "0"})
+            assert not switches.on(name)
+            assert switches.on("restructure") or name == "restructure"
+
+
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [("DM05_PERF_ENABLE", "2"), ("DM05_DDP_BUCKET_CAP_MB", "0"), ("DM05_PERF_R10_MATMUL_PRECISION", "fast")],
+)
+def test_a_value_that_means_nothing_is_refused(variable: str, value: str) -> None:
+    with pytest.raises(UsageError, match=variable):
+        Switches.from_env({variable: value})
+
+
+def test_an_unknown_switch_is_a_warning_with_the_nearest_real_one() -> None:
+    with pytest.warns(UserWarning, match="DM05_PERF_R18_CUDAGRAPH .* did you mean DM05_PERF_R18_CUDA_GRAPH"):
+        Switches.from_env({"DM05_PERF_R18_CUDAGRAPH": "1"})
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        Switches.from_env(ON | {"DM05_DATASETS": "x.toml", "DM05_DDP_BUCKET_CAP_MB": "25"})
+
+
+def acceleration(*, size: int = 1, parallel: str = "ddp", **environ: str) -> Acceleration:
+    switches = Switches.from_env(ON | environ)
+    return Acceleration(switches=switches, world=World(size=size), parallel=parallel, mode="fp32")
+
+
+def test_what_cannot_apply_says_why() -> None:
+    here = acceleration()
+    assert here.fallbacks["cuda_graph"] == here.fallbacks["fused_adamw"] == "no GPU"
+    assert "no DDP" in here.fallbacks["ddp_bucket"]
+    assert here.on("restructure")
+    assert here.adamw() is AdamW
+    assert "DM05_PERF_R18_CUDA_GRAPH: off (no GPU)" in here.report()
+    assert "FSDP" in acceleration(size=2, parallel="fsdp").fallbacks["restructure"]
+    assert acceleration(size=2).on("ddp_bucket")
+
+
+def test_the_model_changes_only_as_the_switches_say() -> None:
+    config = DM05Config.from_json(GOLDEN / "tiny_dm05")
+    whole, some = DM05(config), DM05(config)
+    acceleration().prepare(whole)
+    acceleration(DM05_PERF_R16_MODULE_REORDER="0").prepare(some)
+    assert whole.packed
+    assert not some.packed
+
+
+def test_bench_times_plain_and_all(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    flags = "--per-device-batch 2 --prefix 24 --padded 32 --precision fp32 --steps 1 --cases plain,all"
+    where = ["--model-config", str(GOLDEN / "tiny_dm05" / "config.json"), "--out", str(tmp_path)]
+    assert main([*flags.split(), *where]) == 0
+    printed = capsys.readouterr().out
+    losses = {line.rsplit("|", 2)[1].strip() for line in printed.splitlines() if "(fp32)" in line}
+    assert len(losses) == 1
+    assert (tmp_path / "bench.json").is_file()
+    assert (tmp_path / "bench.png").is_file()
+
+
+def test_bench_refuses_cases_it_does_not_know() -> None:
+    with pytest.raises(UsageError, match="everything"):
+        list(cases(BenchConfig(cases="everything")))
+    assert len({case.name for case in cases(BenchConfig())}) == len(list(cases(BenchConfig())))
