@@ -30,7 +30,7 @@ from dm05_prep.prefetch import Fetcher, drop_parts
 from dm05_prep.room import LARGE_BYTES, check_fits, full_error, is_full
 from dm05_prep.sniff import check_head
 from dm05_prep.sources.base import Source
-from dm05_prep.stream import BLOCK_BYTES, PartMismatchError
+from dm05_prep.stream import BLOCK_BYTES, PartMismatchError, check_part
 from dm05_prep.untar import DamageError, Member, damage, show
 from dm05_prep.writer import TreeWriter
 
@@ -178,16 +178,14 @@ class _Run:
             arrived=self._on_arrival,
         )
         try:
-            self._read(start.offset)
+            self._read_or_keep(start.offset)
         except PartMismatchError as error:
             self._roll_back(error.index)
-            raise
+            raise self._named(error) from None
         except DamageError as error:
-            self._roll_back(self._reader.part_index(error.offset) - 1 if self._reader else 0)
-            raise
-        except PrepError:  # a source that failed: what arrived before stays done
-            if self._reader:
-                self._save(self._last, wait=True)
+            index = self._reader.part_index(error.offset) if self._reader else 0
+            self._roll_back(index - 1)
+            self._blame(index)
             raise
         finally:
             self._fetcher.close()
@@ -195,6 +193,32 @@ class _Run:
             if self._reader:
                 self._reader.close()
             self.peak_part_bytes = self._fetcher.peak_bytes
+
+    def _read_or_keep(self, start: int) -> None:
+        try:
+            self._read(start)
+        except (PartMismatchError, DamageError):
+            raise
+        except PrepError:  # a source that failed: what arrived before stays done
+            if self._reader:
+                self._save(self._last, wait=True)
+            raise
+
+    def _blame(self, index: int) -> None:
+        """Damage showed in part ``index``: where checksums were published, they tell which part has it."""
+        for suspect in range(max(0, index - 1), index + 1) if not self._source.owns_parts else ():
+            try:
+                check_part(self._parts.parts[suspect].file, self._fetcher.path(suspect), suspect)
+            except PartMismatchError as error:
+                raise self._named(error) from None
+
+    def _named(self, error: PartMismatchError) -> PrepError:
+        """The error; when the part is another one under a wrong name, in those words."""
+        for part in self._parts.parts:
+            if error.digest in (part.file.sha256, part.file.md5):
+                fix = "Download both again, then run the same command: it goes on from there"
+                return PrepError(f"has the content of {part.name}", where=error.where, fix=fix)
+        return error
 
     def _read(self, start: int) -> None:
         compare, block_bytes = not self._source.owns_parts, self._options.block_bytes

@@ -31,9 +31,10 @@ class EndOfStreamError(Exception):
 
 
 class PartMismatchError(PrepError):
-    """Part ``index`` is not what the source published."""
+    """Part ``index`` is not what the source published; ``digest`` is what it has."""
 
     index: int
+    digest: str
 
 
 class ByteStream(Protocol):
@@ -115,9 +116,19 @@ class _Checksum:
                 where=name,
                 fix="Download this part again, then run the same command: it goes on from there",
             )
-            error.index = index
+            error.index, error.digest = index, digest
             raise error
         return PartDigest(index=index, algorithm=self.algorithm, digest=digest if self.complete else None)
+
+
+def check_part(file: RemoteFile, path: Path, index: int) -> None:
+    """Raise PartMismatchError when the file at ``path`` is not what the source published for part ``index``."""
+    checksum = _Checksum(file, compare=True)
+    if checksum.required:
+        with path.open("rb") as data:
+            while block := data.read(BLOCK_BYTES):
+                checksum.update(block)
+        checksum.finish(index, file.name)
 
 
 class PartStream:

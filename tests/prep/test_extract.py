@@ -283,14 +283,23 @@ class TestDamage:
         run(source, target, options)
         assert tree(target) == wanted(files)
 
-    def test_the_checksum_names_the_part(self, tmp_path: Path) -> None:
-        files = some_files(random.Random(5), 30, 3000)
-        parts = split(honest(files, "pax"), 4000)
+    @pytest.mark.parametrize("at", [0, 1000, 2900])
+    def test_the_checksum_names_the_part(self, tmp_path: Path, at: int) -> None:
+        """Also when the damage shows before the end of the part, or in the next one."""
+        files = {f"{HOME}{index:03d}": random.Random(index).randbytes(3000) for index in range(30)}
+        parts = split(honest(files), 3584)
         source = write_parts(tmp_path / "p", parts, sums=True)
         bad = bytearray(parts[4])
-        bad[1000] ^= 1
+        bad[at] ^= 1
         (tmp_path / "p/libero.tar.part-004").write_bytes(bad)
-        with pytest.raises(PrepError, match=r"libero.tar.part-004: (its sha256 is|byte)"):
+        with pytest.raises(PrepError, match=r"^libero.tar.part-004: its sha256 is"):
+            run(source, tmp_path / "set", SMALL)
+
+    def test_a_part_under_another_name_is_recognised(self, tmp_path: Path) -> None:
+        parts = split(honest(some_files(random.Random(5), 30, 3000), "pax"), 4000)
+        source = write_parts(tmp_path / "p", parts, sums=True)
+        write_parts(tmp_path / "p", [*parts[:2], parts[5], *parts[3:]])
+        with pytest.raises(PrepError, match=r"^libero.tar.part-002: has the content of libero.tar.part-005"):
             run(source, tmp_path / "set", SMALL)
 
     def test_other_parts_than_begun_with(self, tmp_path: Path) -> None:
