@@ -101,6 +101,12 @@ class PartFile:
         if missing > shutil.disk_usage(self.path.parent).free:
             raise no_space(self.path.parent, missing)
 
+    def front(self) -> int:
+        """Up to here the file has no hole."""
+        while self._front < len(self.spans) and not self.spans[self._front].left:
+            self._front += 1
+        return self.spans[self._front].position if self._front < len(self.spans) else self.size
+
     def sum_up(self, sums: Sums) -> bool:
         """Feed ``sums`` the next bytes that are there, 16 MiB at most; False when there were none."""
         start = sums.position
@@ -186,6 +192,7 @@ class PartFile:
 
     def _plan(self, length: int, done: list[int]) -> None:
         self._length = length
+        self._front = 0
         self.spans = [
             Span(number, number * length, min(self.size, (number + 1) * length), number * length + count)
             for number, count in enumerate(done)

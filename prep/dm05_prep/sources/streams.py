@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from dm05_prep.sources import partfile
 from dm05_prep.sources.access import Access, Expired, NoRange, open_span
 from dm05_prep.sources.checks import Sums
 from dm05_prep.sources.connection import Link, Pool, Reply
@@ -22,6 +21,7 @@ from dm05_prep.sources.retry import Backoff, RetryPolicy, Stopped, Trouble
 BUFFER_BYTES = 1 << 20
 WRITE_BYTES = 256 << 10
 WRITE_AFTER_S = 0.25
+UNSUMMED_BYTES = 96 << 20
 UNREPORTED_BYTES = 64 << 20
 TICK_S = 0.05
 JOIN_S = 0.4
@@ -76,7 +76,7 @@ class Run:
         self._answered = False
         self._odd_answers = 0
         self._sums = Sums(access.checks, part.size)
-        self._lead = (limits.jobs + 2) * partfile.SPAN_BYTES + part.received
+        self._unsummed_limit = UNSUMMED_BYTES + part.received
 
     def go(self) -> list[str]:
         """Bring all bytes; the published sums that are not met."""
@@ -173,7 +173,7 @@ class Run:
             marked_at, marked = time.monotonic(), span.position
             stall_s = self._limits.policy.stall_s
             while span.left:
-                self._throttle(span)
+                self._throttle()
                 count, trouble = _receive(reply, buffer[: span.left])
                 if count:
                     self._part.write(span, buffer[:count])
@@ -230,11 +230,11 @@ class Run:
         finally:
             self._limits.slots.release()
 
-    def _throttle(self, span: Span) -> None:
+    def _throttle(self) -> None:
         """Wait while the sums, or the caller's ``progress``, are too far behind."""
         while not self._halt.is_set():
-            ahead = span.position - self._sums.position > self._lead
-            if not ahead and self._part.received - self._report.reached <= UNREPORTED_BYTES:
+            unsummed = self._part.front() - self._sums.position
+            if unsummed <= self._unsummed_limit and self._part.received - self._report.reached <= UNREPORTED_BYTES:
                 return
             time.sleep(TICK_S / 10)
 
