@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from dm05_train.model.config import DecoderConfig
-from dm05_train.model.layers import MLP, Attention, KeysValues, RMSNorm, Rope, attend, rms_normalise, rope_table
+from dm05_train.model.layers import DecoderLayer, KeysValues, RMSNorm, Rope, attend, rms_normalise, rope_table
 
 ADAPTIVE_NORM_EPS = 1e-6
 MIN_PERIOD, MAX_PERIOD = 4e-3, 4.0
@@ -29,18 +29,8 @@ def adaptive_norm(x: Tensor, modulation: Tensor) -> tuple[Tensor, Tensor]:
     return normed.to(x.dtype), gate
 
 
-class ExpertLayer(nn.Module):
+class ExpertLayer(DecoderLayer):
     """``input_layernorm`` and ``pre_feedforward_layernorm`` are in the file, but the adaptive norms replace them."""
-
-    def __init__(self, config: DecoderConfig) -> None:
-        super().__init__()
-        width, eps = config.hidden_size, config.rms_norm_eps
-        self.self_attn = Attention(config)
-        self.mlp = MLP(config)
-        self.input_layernorm = RMSNorm(width, eps)
-        self.post_attention_layernorm = RMSNorm(width, eps)
-        self.pre_feedforward_layernorm = RMSNorm(width, eps)
-        self.post_feedforward_layernorm = RMSNorm(width, eps)
 
     def forward(
         self, x: Tensor, rope: Rope, mask: Tensor, prefix: KeysValues, attn_modulation: Tensor, mlp_modulation: Tensor

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from dm05_train.model.config import DecoderConfig
-from dm05_train.model.layers import MLP, Attention, KeysValues, RMSNorm, Rope, attend, rope_table
+from dm05_train.model.layers import DecoderLayer, KeysValues, RMSNorm, Rope, attend, rope_table
 
 
 class PrefixLayout(NamedTuple):
@@ -41,18 +41,8 @@ def prefix_mask(layout: PrefixLayout, window: int | None) -> Tensor:
     return (seen | (torch.eye(len(index), dtype=torch.bool, device=seen.device) & ~seen.any(-1, keepdim=True)))[:, None]
 
 
-class LanguageLayer(nn.Module):
+class LanguageLayer(DecoderLayer):
     """One Gemma 3 layer: norms before and after attention and MLP, the latter before the residual add."""
-
-    def __init__(self, config: DecoderConfig) -> None:
-        super().__init__()
-        width, eps = config.hidden_size, config.rms_norm_eps
-        self.self_attn = Attention(config)
-        self.mlp = MLP(config)
-        self.input_layernorm = RMSNorm(width, eps)
-        self.post_attention_layernorm = RMSNorm(width, eps)
-        self.pre_feedforward_layernorm = RMSNorm(width, eps)
-        self.post_feedforward_layernorm = RMSNorm(width, eps)
 
     def forward(self, x: Tensor, rope: Rope, mask: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """x [B, L, C] -> the next x, and this layer's keys and values [B, G, L, D]."""

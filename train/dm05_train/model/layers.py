@@ -89,3 +89,17 @@ class MLP(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.down_proj(F.gelu(self.gate_proj(x), approximate="tanh") * self.up_proj(x))
+
+
+class DecoderLayer(nn.Module):
+    """The parts of a Gemma 3 layer; how they are put together is the language model's and the expert's own."""
+
+    def __init__(self, config: DecoderConfig) -> None:
+        super().__init__()
+        width, eps = config.hidden_size, config.rms_norm_eps
+        self.self_attn = Attention(config)
+        self.mlp = MLP(config)
+        self.input_layernorm = RMSNorm(width, eps)
+        self.post_attention_layernorm = RMSNorm(width, eps)
+        self.pre_feedforward_layernorm = RMSNorm(width, eps)
+        self.post_feedforward_layernorm = RMSNorm(width, eps)
