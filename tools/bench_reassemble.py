@@ -12,6 +12,7 @@ and what they take on disk is sampled.
 from __future__ import annotations
 
 import hashlib
+import io
 import os
 import random
 import subprocess
@@ -121,23 +122,12 @@ def write_parts(folder: Path, total_bytes: int, part_bytes: int) -> int:
             name = f"{'/'.join(INSIDE)}/image/episode_{count // FRAMES:06d}/camera_0/{count % FRAMES:06d}.jpg"
             info = tarfile.TarInfo(name)
             info.size = size
-            tar.addfile(info, _Slice(noise, start, size))
+            tar.addfile(info, io.BytesIO(noise[start : start + size]))
             count += 1
             written += size
     writer.close()
     (folder / "SHA256SUMS").write_text("".join(writer.sums))
     return count
-
-
-class _Slice:
-    """A stretch of bytes to read once."""
-
-    def __init__(self, data: bytes, start: int, size: int) -> None:
-        self._view = memoryview(data)[start : start + size]
-
-    def read(self, count: int) -> bytes:
-        data, self._view = bytes(self._view[:count]), self._view[count:]
-        return data
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -112,7 +112,7 @@ def test_a_source_that_fails_leaves_the_work_done(tmp_path: Path) -> None:
 def test_later_parts_arrive_while_the_first_is_read(tmp_path: Path) -> None:
     write_parts(tmp_path / "p", split(bytes(5 << 20), 1 << 20))
     source = CopyingSource(tmp_path / "p")
-    parts = parts_of(source)  # type: ignore[arg-type]
+    parts = parts_of(source)
     fetcher = Fetcher(source, parts, tmp_path / "parts", keep=False)
     try:
         assert fetcher.path(0).name == "libero.tar.part-000" + READING
@@ -135,7 +135,7 @@ def test_begun_parts_without_a_journal_are_whole_or_dropped(tmp_path: Path) -> N
     (folder / "libero.tar.part-000.reading").write_bytes(data[0])
     (folder / "libero.tar.part-001.reading").write_bytes(data[1])
     assert free_start(folder / "libero.tar.part-001.reading", 1 << 19)
-    fetcher = Fetcher(source, parts_of(source), folder, keep=True)  # type: ignore[arg-type]
+    fetcher = Fetcher(source, parts_of(source), folder, keep=True)
     try:
         assert [fetcher.path(index).read_bytes() for index in range(3)] == data
         assert source.fetched == ["libero.tar.part-001", "libero.tar.part-002"]

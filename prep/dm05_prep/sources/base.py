@@ -30,17 +30,21 @@ class RemoteFile:
 
 
 class Source(Protocol):
-    """A folder, a bucket or a hub repository.
+    """A folder, a bucket or a hub repository."""
 
-    Attributes:
-        description: names the place in messages, without secrets.
-        owns_parts: True when fetched files are copies of ours: complete and verified against every published checksum
-            on return of :meth:`fetch`, and deleted after extraction. False when they are the user's own: then the
-            engine compares checksums itself, on the way, and deletes nothing.
-    """
+    @property
+    def description(self) -> str:
+        """The name of the place in messages, without secrets."""
+        ...
 
-    description: str
-    owns_parts: bool
+    @property
+    def owns_parts(self) -> bool:
+        """Whether fetched files are copies of ours.
+
+        True: complete and verified against every published checksum on return of :meth:`fetch`, and deleted after
+        extraction. False: they are the user's own; the engine compares checksums on the way and deletes nothing.
+        """
+        ...
 
     def files(self) -> list[RemoteFile]:
         """All files under the uri, sorted by name.
