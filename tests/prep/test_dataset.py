@@ -8,11 +8,13 @@ import json
 import os
 import random
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -302,24 +304,35 @@ class TestFaults:
         assert not list((tmp_path / "w").rglob("*.tmp")) and not list((tmp_path / "w/norm_stats").glob("*"))
 
 
-def test_killed_at_random_moments(tmp_path: Path) -> None:
-    """The command itself, ended by SIGKILL and by Ctrl-C, goes on until it is done."""
-    big = {f"{HOME}image/pad/{index:04d}.jpg": random.Random(index).randbytes(40_000) for index in range(600)}
-    files = {**FILES, **big}
-    write_parts(tmp_path / "p", split(honest(files), 3 << 20))
+BIG = {f"{HOME}image/pad/{index:04d}.jpg": random.Random(index).randbytes(40_000) for index in range(600)} | FILES
+
+
+def kill_and_finish(workspace: Path, *arguments: object, **environment: str) -> None:
+    """Start the command again and again, end it by SIGKILL or Ctrl-C, then let it finish; :data:`BIG` comes out."""
     rnd = random.Random(1)
-    command = [PREP, "dataset", "--source", "local", "--uri", tmp_path / "p", "--workspace", tmp_path / "w"]
+    command = [PREP, "dataset", *arguments, "--workspace", workspace]
     for index in range(6):
-        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as child:
+        with subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ | environment
+        ) as child:
             time.sleep(0.25 + rnd.random() * 0.5)
             child.send_signal(signal.SIGINT if index % 3 == 2 else signal.SIGKILL)
             _, error = child.communicate()
         assert "Traceback" not in error
-        if (tmp_path / "w/data/libero/libero_pi0_all").exists():
-            assert laid_out(tmp_path / "w") == wanted(files)
-    assert dataset(tmp_path / "p", tmp_path / "w").code == 0
-    assert laid_out(tmp_path / "w") == wanted(files)
-    assert sorted(path.name for path in (tmp_path / "w/data/libero").iterdir()) == ["libero_pi0_all"]
+        if (workspace / "data/libero/libero_pi0_all").exists():
+            assert laid_out(workspace) == wanted(BIG)
+    last = Run("dataset", *arguments, "--workspace", workspace, **environment)
+    assert last.code == 0, last.err
+    assert laid_out(workspace) == wanted(BIG)
+    assert sorted(path.name for path in (workspace / "data/libero").iterdir()) == ["libero_pi0_all"]
+    assert sorted(path.name for path in workspace.iterdir() if path.name[0] != ".") == [
+        "data", "index_cache.json", "norm_stats",
+    ]  # fmt: skip
+
+
+def test_killed_at_random_moments(tmp_path: Path) -> None:
+    write_parts(tmp_path / "p", split(honest(BIG), 3 << 20))
+    kill_and_finish(tmp_path / "w", "--source", "local", "--uri", tmp_path / "p")
 
 
 class TestSmallDisk:
@@ -358,32 +371,47 @@ class TestSmallDisk:
         assert done.stdout.split()[0] == "1" and "./data/libero/libero_pi0_all/" not in done.stdout
 
 
+@dataclass(frozen=True)
+class Remote:
+    """A service that holds parts: the folder behind it, and the flags and environment to fetch from it."""
+
+    folder: Path
+    arguments: list[str]
+    environment: dict[str, str]
+
+
 class TestRemote:
     """Parts that are fetched: deleted when extracted, kept when asked."""
 
     @pytest.fixture(params=["hf", "bos"])
-    def fetch(
+    def place(
         self,
         request: pytest.FixtureRequest,
         hub_process: tuple[Service, Path],
         bos_process: tuple[Service, Path],
         quiet_environment: Path,
-    ) -> Callable[..., Run]:
+    ) -> Remote:
         service, root = hub_process if request.param == "hf" else bos_process
         service.order(reset=True, forget=True)
-        folder = root / ("datasets/owner/name" if request.param == "hf" else "bucket/p")
-        write_parts(folder, PARTS)
         uri, environment = "owner/name", dict[str, str]()
         if request.param == "bos":
             service.order(keys=KEYS)
             uri = "bos://bucket/p/"
             environment = {"BCE_ACCESS_KEY_ID": SECRETS["access"], "BCE_SECRET_ACCESS_KEY": SECRETS["secret"]}
+        folder = root / ("datasets/owner/name" if request.param == "hf" else "bucket/p")
+        shutil.rmtree(folder, ignore_errors=True)
+        write_parts(folder, PARTS)
+        return Remote(folder, ["--source", request.param, "--uri", uri, "--endpoint", service.url], environment)
 
-        def run(workspace: Path, *more: object) -> Run:
-            where = ["--source", request.param, "--uri", uri, "--endpoint", service.url]
-            return Run("dataset", *where, "--workspace", workspace, *more, **environment)
+    @pytest.fixture
+    def fetch(self, place: Remote) -> Callable[..., Run]:
+        return lambda workspace, *more: Run(
+            "dataset", *place.arguments, "--workspace", workspace, *more, **place.environment
+        )
 
-        return run
+    def test_killed_while_parts_arrive(self, tmp_path: Path, place: Remote) -> None:
+        write_parts(place.folder, split(honest(BIG), 3 << 20))
+        kill_and_finish(tmp_path / "w", *place.arguments, **place.environment)
 
     def test_parts_are_gone_when_done(self, tmp_path: Path, fetch: Callable[..., Run]) -> None:
         done = fetch(tmp_path / "w")
