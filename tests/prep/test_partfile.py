@@ -42,7 +42,9 @@ def put(part: PartFile, data: bytes, number: int, count: int) -> None:
 STEPS = st.lists(st.tuples(st.integers(0, 5), st.integers(1, 700), st.booleans()), max_size=40)
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
 @given(size=st.integers(0, 5400), steps=STEPS, seed=st.integers(0, 255))
 def test_any_order_of_writes_with_restarts_between(tmp_path_factory: Any, size: int, steps: Any, seed: int) -> None:
     """Like a process that is killed between any two writes: nothing counted is lost, the sums are right at the end."""
