@@ -74,6 +74,8 @@ def test_a_variable_that_is_no_count(text: str) -> None:
         (lambda: TrainerConfig(num_train_steps=0), "--trainer-config.num-train-steps"),
         (lambda: TrainerConfig(dataloader_num_workers=-1), "--trainer-config.dataloader-num-workers"),
         (lambda: TrainerConfig(max_grad_norm=0.0), "--trainer-config.max-grad-norm"),
+        (lambda: TrainerConfig(seed=2**64), "--trainer-config.seed"),
+        (lambda: TrainerConfig(seed=-1), "--trainer-config.seed"),
         (lambda: OptimizerConfig(base_lr=0.0), "--optimizer-config.base-lr"),
         (lambda: OptimizerConfig(beta2=1.0), "--optimizer-config.beta2"),
         (lambda: OptimizerConfig(min_lr_ratio=2.0), "--optimizer-config.min-lr-ratio"),

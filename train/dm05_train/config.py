@@ -210,6 +210,7 @@ class TrainerConfig:
             "--trainer-config.max-grad-norm",
             "Give a positive norm; 1e9 never clips",
         )
+        _require(0 <= self.seed < 2**63, f"{self.seed} is out of range", "--trainer-config.seed", "Give 0 to 2**63 - 1")
         _require(self.timeout_minutes > 0, "a rank must wait a little", "--trainer-config.timeout-minutes", "Give 10")
         for name in self.report_to:
             package = {"tensorboard": "tensorboard", "wandb": "wandb"}[name]
