@@ -7,6 +7,7 @@ import select
 import sys
 import tempfile
 import traceback
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
@@ -26,6 +27,7 @@ def run(main: Callable[[], int | None], prog: str) -> NoReturn:
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")
+    warnings.formatwarning = lambda message, *_: f"{prog}: warning: {' '.join(str(message).split())}\n"
     sys.exit(_exit_code(main, prog))
 
 

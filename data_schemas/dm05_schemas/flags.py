@@ -60,5 +60,6 @@ def _usage_error(box: str, prog: str) -> UsageError:
         sections = sections[1:] or sections
     sentence = " ".join(" ".join(sections[0]).split()).rstrip(".")
     meant = [row.split()[0] for section in sections[1:] for row in section if re.match(r"--\w", row)]
-    offer = f"Did you mean {meant[0]}? " if meant else ""
+    said = re.split(r"[\s,:]+", sentence)
+    offer = f"Did you mean {meant[0]}? " if meant and meant[0] not in said else ""
     return UsageError(sentence or "wrong flags", fix=f"{offer}See: {prog} --help")

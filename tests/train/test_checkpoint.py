@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -41,14 +42,14 @@ STATE = RunState(
 )
 
 
-def make(output: Path, step: int, run: str = "a") -> Path:
+def make(output: Path, step: int, run: str = "a", saved: float = 0.0) -> Path:
     """A published checkpoint with one tensor of weights and one of state."""
     temporary = output / f".{checkpoint_name(step)}.{run}"
     (temporary / "training").mkdir(parents=True)
     write_tensors(temporary / "model.safetensors", {"w": torch.arange(4.0)})
     write_tensors(temporary / "training" / "optimizer-00000-of-00001.safetensors", {"exp_avg:w": torch.ones(4)})
     final = output / checkpoint_name(step)
-    publish(temporary, final, replace(STATE, step=step, run=run))
+    publish(temporary, final, replace(STATE, step=step, run=run, saved=saved))
     return final
 
 
@@ -87,7 +88,7 @@ def test_a_published_checkpoint_reads_back(tmp_path: Path) -> None:
     assert [(kind, name) for kind, name, _ in entries] == [("master", "w"), ("exp_avg", "w")]
 
 
-@pytest.mark.parametrize("harm", ["remove", "cut", "grow", "state", "version", "no state"])
+@pytest.mark.parametrize("harm", ["remove", "cut", "grow", "state", "version", "words", "list", "no state"])
 def test_an_incomplete_one_is_never_taken(tmp_path: Path, harm: str) -> None:
     good, bad = make(tmp_path, 1), make(tmp_path, 2)
     state, weights = bad / "training" / "state.json", bad / "model.safetensors"
@@ -101,6 +102,10 @@ def test_an_incomplete_one_is_never_taken(tmp_path: Path, harm: str) -> None:
         state.write_text(state.read_text()[:-20])
     elif harm == "version":
         state.write_text(json.dumps(json.loads(state.read_text()) | {"version": 99}))
+    elif harm == "words":
+        state.write_text(json.dumps(json.loads(state.read_text()) | {"step": "two"}))
+    elif harm == "list":
+        state.write_text(json.dumps(json.loads(state.read_text()) | {"files": ["model.safetensors"]}))
     else:
         state.unlink()
     assert latest(tmp_path) == good
@@ -125,6 +130,35 @@ def test_steps_are_ordered_as_numbers(tmp_path: Path) -> None:
         make(tmp_path, step)
     assert [state.step for _, state in complete_checkpoints(tmp_path)] == [5, 999_999, 1_000_000]
     assert latest(tmp_path) == tmp_path / "checkpoint-1000000"
+
+
+def test_the_latest_is_the_one_saved_last(tmp_path: Path) -> None:
+    """An older run's checkpoint of more steps, and one that rotation must not take for the oldest."""
+    make(tmp_path, 300, run="old", saved=10.0)
+    make(tmp_path, 6, saved=20.0)
+    newest = make(tmp_path, 5, saved=21.0)
+    assert latest(tmp_path) == newest
+    assert rotate(tmp_path, "a", 1) == [tmp_path / "checkpoint-000006"]
+    assert latest(tmp_path) == newest
+
+
+def test_a_checkpoint_is_replaced_before_the_older_one_is_deleted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However the slow deletion ends, there is a complete checkpoint of this step."""
+
+    def killed(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    make(tmp_path, 1, run="old")
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "rmdir", killed)
+        with pytest.raises(KeyboardInterrupt):
+            make(tmp_path, 1, run="new")
+    assert latest(tmp_path) == tmp_path / "checkpoint-000001"
+    assert read_state(tmp_path / "checkpoint-000001").run == "new"
+    clean(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["checkpoint-000001"]
 
 
 def test_publishing_over_an_older_one_replaces_it(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import subprocess
 import sys
 from pathlib import Path
@@ -59,7 +60,7 @@ def test_dashes_and_underscores_mean_the_same(flag: str) -> None:
     assert read(f"{flag}=12").trainer_config.num_train_steps == 12
 
 
-@pytest.mark.parametrize("text", ["many", "0", "-3", "1.5"])
+@pytest.mark.parametrize("text", ["many", "0", "-3", "1.5", "²", "9" * 5000])
 def test_a_variable_that_is_no_count(text: str) -> None:
     with pytest.raises(UsageError, match=r"\$PER_DEVICE_BATCH: .* is no count"):
         TrainConfig.defaults({"PER_DEVICE_BATCH": text})
@@ -81,6 +82,12 @@ def test_a_variable_that_is_no_count(text: str) -> None:
         (lambda: OptimizerConfig(min_lr_ratio=2.0), "--optimizer-config.min-lr-ratio"),
         (lambda: ModelConfig(chunk_size=0), "--model-config.chunk-size"),
         (lambda: DataConfig(val_episodes=1.5), "--data-config.val-episodes"),
+        (lambda: DataConfig(val_episodes=math.inf), "--data-config.val-episodes"),
+        (lambda: DataConfig(val_episodes=math.nan), "--data-config.val-episodes"),
+        (lambda: TrainerConfig(timeout_minutes=math.inf), "--trainer-config.timeout-minutes"),
+        (lambda: TrainerConfig(max_grad_norm=math.inf), "--trainer-config.max-grad-norm"),
+        (lambda: OptimizerConfig(eps=0.0), "--optimizer-config.eps"),
+        (lambda: OptimizerConfig(muon_ns_steps=0), "--optimizer-config.muon-ns-steps"),
     ],
 )
 def test_refused_with_the_flag_and_a_mend(make: object, flag: str) -> None:
@@ -88,6 +95,18 @@ def test_refused_with_the_flag_and_a_mend(make: object, flag: str) -> None:
         make()  # type: ignore[operator]
     assert caught.value.where == flag and caught.value.fix
     assert caught.value.exit_code == 2
+
+
+RATES = ("base_lr", "eps", "weight_decay", "min_lr_ratio", "beta1", "beta2")
+MUON = ("muon_momentum", "muon_lr_scale", "muon_coefficient")
+
+
+@pytest.mark.parametrize("name", [*RATES, *MUON])
+@pytest.mark.parametrize("value", [math.nan, math.inf, -1.0])
+def test_no_optimizer_setting_is_negative_or_not_finite(name: str, value: float) -> None:
+    with pytest.raises(UsageError) as caught:
+        OptimizerConfig(**{name: value})  # type: ignore[arg-type]
+    assert caught.value.where == f"--optimizer-config.{name.replace('_', '-')}" and caught.value.fix
 
 
 def test_latest_and_a_checkpoint_to_continue_contradict(tmp_path: Path) -> None:
@@ -126,5 +145,11 @@ def test_help_is_a_page_a_person_can_use() -> None:
 def test_a_wrong_flag_ends_with_2_and_offers_the_right_one() -> None:
     done = dm05_train("--trainer-config.num-train-step", "3")
     assert done.returncode == 2 and "num-train-steps" in done.stderr and "Traceback" not in done.stderr
+
+
+def test_a_wrong_value_offers_no_flag_instead_of_itself() -> None:
+    with pytest.raises(UsageError, match="1e3") as caught:
+        read("--optimizer-config.warmup-steps", "1e3")
+    assert "Did you mean" not in str(caught.value)
     done = dm05_train("--trainer-config.save-total-limit", "0")
     assert done.returncode == 2 and "last good one" in done.stderr and "Traceback" not in done.stderr

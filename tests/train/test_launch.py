@@ -75,8 +75,12 @@ def test_variables_that_say_the_same_are_fine() -> None:
         ({"NNODES": "-1"}, "NNODES"),
         ({"NPROC_PER_NODE": "0"}, "NPROC_PER_NODE"),
         ({"RANK": "x"}, "RANK"),
-        ({"MASTER_PORT": "70000"}, "MASTER_PORT: 70000 is no port"),
+        ({"MASTER_PORT": "70000"}, "MASTER_PORT: '70000' is no port"),
         ({"MASTER_PORT": "http"}, "MASTER_PORT"),
+        ({"JOIN_TIMEOUT": "9" * 20}, "JOIN_TIMEOUT"),
+        ({"DDP_BUCKET_MB": "9" * 12}, "from 1 to 1000000"),
+        ({"NNODES": "9" * 5000}, "NNODES"),
+        ({"NPROC_PER_NODE": "²"}, "NPROC_PER_NODE"),
     ],
 )
 def test_refused_before_anything_starts(environ: dict[str, str], message: str) -> None:

@@ -35,7 +35,13 @@ def test_each_switch_can_be_turned_off_alone() -> None:
 
 @pytest.mark.parametrize(
     ("variable", "value"),
-    [("DM05_PERF_ENABLE", "2"), ("DM05_DDP_BUCKET_CAP_MB", "0"), ("DM05_PERF_R10_MATMUL_PRECISION", "fast")],
+    [
+        ("DM05_PERF_ENABLE", "2"),
+        ("DM05_DDP_BUCKET_CAP_MB", "0"),
+        ("DM05_DDP_BUCKET_CAP_MB", "²"),
+        ("DM05_DDP_BUCKET_CAP_MB", "9" * 400),
+        ("DM05_PERF_R10_MATMUL_PRECISION", "fast"),
+    ],
 )
 def test_a_value_that_means_nothing_is_refused(variable: str, value: str) -> None:
     with pytest.raises(UsageError, match=variable):
@@ -45,6 +51,8 @@ def test_a_value_that_means_nothing_is_refused(variable: str, value: str) -> Non
 def test_an_unknown_switch_is_a_warning_with_the_nearest_real_one() -> None:
     with pytest.warns(UserWarning, match="DM05_PERF_R18_CUDAGRAPH .* did you mean DM05_PERF_R18_CUDA_GRAPH"):
         Switches.from_env({"DM05_PERF_R18_CUDAGRAPH": "1"})
+    with pytest.warns(UserWarning, match="did you mean DM05_PERF_R8_COMPILE_SUFFIX_LOOP"):
+        Switches.from_env({"DM05_PERF_R8": "1"})
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         Switches.from_env(ON | {"DM05_DATASETS": "x.toml", "DM05_DDP_BUCKET_CAP_MB": "25"})

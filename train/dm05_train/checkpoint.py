@@ -18,6 +18,7 @@ A folder is a complete checkpoint when its state.json is there and every file it
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -68,6 +69,8 @@ class RunState:
     """Samples of an epoch; the data position means nothing with another number."""
     world: int
     config: dict[str, Any]
+    saved: float = 0.0
+    """When, in seconds since 1970: of several runs in one folder the newest checkpoint has not the most steps."""
     files: dict[str, int] = field(default_factory=dict)
     version: int = VERSION
 
@@ -121,17 +124,22 @@ def publish(temporary: Path, final: Path, state: RunState) -> None:
         file.write(text)
         file.flush()
         os.fsync(file.fileno())
-    if final.exists():
-        discard(final)
+    older = _put_aside(final) if final.exists() else None
     temporary.rename(final)
     _sync_folder(final.parent)
+    if older is not None:  # only now: deleting takes long, and until the rename there is no other one of this step
+        shutil.rmtree(older, ignore_errors=True)
 
 
 def discard(folder: Path) -> None:
     """Delete a checkpoint: renamed first, so that a half-deleted one never looks like a checkpoint."""
+    shutil.rmtree(_put_aside(folder), ignore_errors=True)
+
+
+def _put_aside(folder: Path) -> Path:
     trash = folder.with_name(f".trash-{folder.name}-{os.getpid()}")
-    folder.rename(trash)
-    shutil.rmtree(trash, ignore_errors=True)
+    shutil.rmtree(trash, ignore_errors=True)  # one that could not be deleted before
+    return folder.rename(trash)
 
 
 def clean(output: Path) -> None:
@@ -155,19 +163,20 @@ def rotate(output: Path, run: str, keep: int | None) -> list[Path]:
     return old
 
 
-def complete_checkpoints(output: Path) -> Iterator[tuple[Path, RunState]]:
-    """The complete checkpoints of an output folder, oldest step first; the others are passed over."""
-    folders = [p for p in output.glob("checkpoint-*") if re.fullmatch(r"checkpoint-\d+", p.name)]
-    for folder in sorted(folders, key=lambda p: int(p.name.rpartition("-")[2])):
-        try:
-            yield folder, read_state(folder)
-        except DM05Error:
-            continue
+def complete_checkpoints(output: Path) -> list[tuple[Path, RunState]]:
+    """The complete checkpoints of an output folder, oldest first (by when they were saved, then by step); the others
+    are passed over."""
+    found: list[tuple[Path, RunState]] = []
+    for folder in output.glob("checkpoint-*"):
+        if re.fullmatch(r"checkpoint-\d+", folder.name):
+            with contextlib.suppress(DM05Error):
+                found.append((folder, read_state(folder)))
+    return sorted(found, key=lambda pair: (pair[1].saved, pair[1].step))
 
 
 def latest(output: Path) -> Path | None:
-    """The complete checkpoint with the most steps in an output folder, if any."""
-    return max(complete_checkpoints(output), key=lambda found: found[1].step, default=(None, None))[0]
+    """The complete checkpoint that was saved last in an output folder, if any."""
+    return next((folder for folder, _ in reversed(complete_checkpoints(output))), None)
 
 
 def read_state(folder: Path) -> RunState:
@@ -184,9 +193,14 @@ def read_state(folder: Path) -> RunState:
         if version != VERSION:
             raise TrainError(f"written in version {version} of the layout, this is version {VERSION}", where=path)
         state = RunState(**raw)
+        if not all(isinstance(getattr(state, name), int) for name in ("step", "samples", "seed", "dataset_samples")):
+            raise ValueError("a number is due where none is")
+        files = dict(state.files)
+    except FileNotFoundError:
+        raise TrainError(f"this checkpoint is incomplete: {STATE} is missing", where=folder, fix=other) from None
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise TrainError(f"not a training state: {error}", where=path, fix=other) from None
-    for name, size in state.files.items():
+    for name, size in files.items():
         file = folder / name
         actual = file.stat().st_size if file.is_file() else None
         if actual != size:

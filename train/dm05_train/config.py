@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
+import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,11 +19,25 @@ from dm05_schemas.errors import UsageError
 
 C = TypeVar("C", bound="TrainConfig")
 Precision = Literal["auto", "fp32", "bf16", "bf16_compensated", "fp32_master"]
+MOST_MINUTES = 525_600
+"""A year; torch counts its waits in milliseconds and overflows beyond some."""
 
 
 def _require(good: bool, what: str, flag: str, fix: str) -> None:
     if not good:
         raise UsageError(what, where=flag, fix=fix)
+
+
+def _require_number(value: float, flag: str, *, above: float | None = None, least: float = 0.0) -> None:
+    """Refuse what is not finite, or not ``above`` a bound, or under the ``least`` there may be."""
+    good = math.isfinite(value) and (value > above if above is not None else value >= least)
+    bound = f"above {above:g}" if above is not None else f"of {least:g} or more"
+    _require(good, f"{value} is out of range", flag, f"Give a number {bound}")
+
+
+def whole_number(text: str) -> int | None:
+    """The number that a variable's text is, None when it is none or has more than 18 digits."""
+    return int(text) if text.isdecimal() and len(text) <= 18 else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +61,7 @@ class DataConfig:
 
     def __post_init__(self) -> None:
         _require(
-            self.val_episodes >= 0 and (self.val_episodes < 1 or self.val_episodes == int(self.val_episodes)),
+            self.val_episodes >= 0 and (self.val_episodes < 1 or float(self.val_episodes).is_integer()),
             f"{self.val_episodes} is neither a number nor a share of episodes",
             "--data-config.val-episodes",
             "Give a whole number, or a share under 1",
@@ -107,12 +123,11 @@ class OptimizerConfig:
     """Muon: an update is scaled by this times sqrt(max(rows, columns)), so that its size matches AdamW's."""
 
     def __post_init__(self) -> None:
-        _require(
-            self.base_lr > 0,
-            f"a rate of {self.base_lr} moves nothing",
-            "--optimizer-config.base-lr",
-            "Give a positive rate",
-        )
+        for name in ("base_lr", "eps"):
+            _require_number(getattr(self, name), f"--optimizer-config.{name.replace('_', '-')}", above=0)
+        for name in ("weight_decay", "muon_lr_scale", "muon_coefficient"):
+            _require_number(getattr(self, name), f"--optimizer-config.{name.replace('_', '-')}")
+        _require_number(self.muon_ns_steps, "--optimizer-config.muon-ns-steps", least=1)
         _require(
             self.warmup_steps >= 0, "a warm-up cannot be negative", "--optimizer-config.warmup-steps", "Give 0 or more"
         )
@@ -205,13 +220,18 @@ class TrainerConfig:
             "Give 0 or more",
         )
         _require(
-            self.max_grad_norm > 0,
-            "a norm of 0 stops all learning",
+            0 < self.max_grad_norm < math.inf,
+            f"a norm of {self.max_grad_norm} " + ("stops all learning" if self.max_grad_norm <= 0 else "is no bound"),
             "--trainer-config.max-grad-norm",
             "Give a positive norm; 1e9 never clips",
         )
         _require(0 <= self.seed < 2**63, f"{self.seed} is out of range", "--trainer-config.seed", "Give 0 to 2**63 - 1")
-        _require(self.timeout_minutes > 0, "a rank must wait a little", "--trainer-config.timeout-minutes", "Give 10")
+        _require(
+            0 < self.timeout_minutes <= MOST_MINUTES,
+            f"a rank cannot wait {self.timeout_minutes:g} minutes for the others",
+            "--trainer-config.timeout-minutes",
+            f"Give some minutes, such as 10, and {MOST_MINUTES} at most",
+        )
         for name in self.report_to:
             package = {"tensorboard": "tensorboard", "wandb": "wandb"}[name]
             _require(
@@ -252,13 +272,9 @@ class TrainConfig:
         trainer: dict[str, Any] = {}
         for variable, name in (("PER_DEVICE_BATCH", "per_device_train_batch_size"), ("TRAIN_STEPS", "num_train_steps")):
             if text := environ.get(variable):
-                _require(
-                    text.isdecimal() and int(text) >= 1,
-                    f"{text!r} is no count",
-                    f"${variable}",
-                    "Give a whole number of 1 or more",
-                )
-                trainer[name] = int(text)
+                count = whole_number(text)
+                _require(bool(count), f"{text!r} is no count", f"${variable}", "Give a whole number of 1 or more")
+                trainer[name] = count
         stats = environ.get("NORM_STATS_PATH")
         return cls(
             workspace=Path(environ["WORKSPACE_DIR"]) if environ.get("WORKSPACE_DIR") else None,
@@ -276,8 +292,11 @@ class TrainConfig:
 
 
 def is_run_checkpoint(folder: Path) -> bool:
-    """Whether a folder is a checkpoint of a run (it holds our training state), not just weights."""
-    return (folder / "training" / "state.json").is_file()
+    """Whether a folder is, or by its name should be, a checkpoint of a run and not just weights.
+
+    One whose training state is missing was copied or deleted halfway: to read it as weights would start anew unasked.
+    """
+    return (folder / "training").is_dir() or re.fullmatch(r"checkpoint-\d+", folder.name) is not None
 
 
 def as_plain(config: Any) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
+import re
 import socket
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -17,12 +18,17 @@ from typing import Any, TypeVar, cast
 
 import torch
 import torch.distributed as dist
-from dm05_schemas.errors import DM05Error
+from dm05_schemas.errors import DM05Error, UsageError
 
+from dm05_train.config import whole_number
 from dm05_train.errors import TrainError
 
 T = TypeVar("T")
 CPU = torch.device("cpu")
+LIKE_TORCHRUN = (
+    "RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT are set by torchrun: start with it, or unset them"
+)
+PEER_NOISE = re.compile(r"\[\S+\.cc:\d+\]|This is typically caused .*")
 PEER_WORDS = ("gloo", "nccl", "connection reset", "connection closed", "timed out waiting", "broken pipe", "store")
 
 
@@ -43,19 +49,24 @@ class World:
         """The world torchrun describes, else a world of one."""
         if not under_torchrun(environ):
             return cls(device=torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu"))
-        local = int(environ["LOCAL_RANK"])
+        local, rank, size = (_number(environ, name) for name in ("LOCAL_RANK", "RANK", "WORLD_SIZE"))
+        if rank >= size:
+            raise UsageError(f"rank {rank} of {size} does not exist", where="RANK", fix=LIKE_TORCHRUN)
+        missing = [name for name in ("MASTER_ADDR", "MASTER_PORT") if size > 1 and not environ.get(name)]
+        if missing:
+            raise UsageError(f"{size} ranks need a meeting point", where=" and ".join(missing), fix=LIKE_TORCHRUN)
         if torch.cuda.is_available() and local >= torch.cuda.device_count():
             raise TrainError(
                 f"local rank {local} has no GPU of its own: this machine shows {torch.cuda.device_count()}",
                 fix="Set NPROC_PER_NODE to the number of GPUs, or widen CUDA_VISIBLE_DEVICES",
             )
         return cls(
-            rank=int(environ["RANK"]),
-            size=int(environ["WORLD_SIZE"]),
+            rank=rank,
+            size=size,
             local_rank=local,
-            local_size=int(environ.get("LOCAL_WORLD_SIZE", "1")),
-            node=int(environ.get("GROUP_RANK", "0")),
-            nodes=int(environ.get("GROUP_WORLD_SIZE", "1")),
+            local_size=_number(environ, "LOCAL_WORLD_SIZE", 1),
+            node=_number(environ, "GROUP_RANK"),
+            nodes=_number(environ, "GROUP_WORLD_SIZE", 1),
             device=torch.device("cuda", local) if torch.cuda.is_available() else torch.device("cpu"),
         )
 
@@ -67,7 +78,15 @@ class World:
 
 def under_torchrun(environ: Mapping[str, str]) -> bool:
     """Whether torchrun (or something that sets the same variables) started this process."""
-    return all(name in environ for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE"))
+    return all(environ.get(name) for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE"))
+
+
+def _number(environ: Mapping[str, str], name: str, default: int = 0) -> int:
+    text = environ.get(name, "").strip()
+    number = whole_number(text) if text else default
+    if number is None:
+        raise UsageError(f"{text!r} is no number", where=name, fix=LIKE_TORCHRUN)
+    return number
 
 
 def join(world: World, *, minutes: float = 10.0) -> None:
@@ -158,7 +177,7 @@ def lost_peers(world: World) -> Iterator[None]:
         if world.size == 1 or not any(word in str(error).lower() for word in PEER_WORDS):
             raise
         raise TrainError(
-            f"rank {world.rank} of {world.size} lost the others: {first_line(error)}",
+            f"rank {world.rank} of {world.size} lost the others: {PEER_NOISE.sub('', first_line(error)).strip(' .')}",
             fix="See the log of the rank that ended first; then start again from the last checkpoint "
             "(--trainer-config.resume latest)",
         ) from None

@@ -20,9 +20,13 @@ from dm05_schemas.cli import run
 from dm05_schemas.errors import UsageError
 
 from dm05_train.agent import run_ranks
+from dm05_train.config import MOST_MINUTES, whole_number
 from dm05_train.errors import TrainError
+from dm05_train.perf.switches import MOST_MB
 
 DEFAULT_PORT = 29500
+ANY = 10**18
+MOST_SECONDS = 60 * MOST_MINUTES
 BUCKET_MB_ONE_MACHINE, BUCKET_MB_SEVERAL = 1000, 512
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
@@ -80,9 +84,9 @@ def plan(environ: Mapping[str, str], gpus: int) -> Plan:
     nodes = _agreeing(environ, ("NNODES", "WORLD_SIZE"), "number of machines", least=1)
     node = _agreeing(environ, ("NODE_RANK", "RANK"), "rank of this machine", least=0)
     per_node = _agreeing(environ, ("NPROC_PER_NODE", "GPUS_PER_NODE"), "number of processes a machine", least=1)
-    bucket = _agreeing(environ, ("DDP_BUCKET_MB", "DM05_DDP_BUCKET_CAP_MB"), "bucket size in MB", least=1)
-    port = _agreeing(environ, ("MASTER_PORT",), "port", least=1)
-    join = _agreeing(environ, ("JOIN_TIMEOUT",), "wait in seconds", least=1)
+    bucket = _agreeing(environ, ("DDP_BUCKET_MB", "DM05_DDP_BUCKET_CAP_MB"), "bucket size in MB", least=1, most=MOST_MB)
+    port = _agreeing(environ, ("MASTER_PORT",), "port", least=1, most=65535)
+    join = _agreeing(environ, ("JOIN_TIMEOUT",), "wait in seconds", least=1, most=MOST_SECONDS)
     machines = nodes or 1
     if gpus and per_node and per_node > gpus:
         raise UsageError(
@@ -108,8 +112,6 @@ def plan(environ: Mapping[str, str], gpus: int) -> Plan:
             where="MASTER_ADDR",
             fix="Set MASTER_ADDR to the address of machine 0, the same on every machine",
         )
-    if port is not None and port > 65535:
-        raise UsageError(f"{port} is no port", where="MASTER_PORT", fix="Give a number from 1 to 65535")
     return Plan(
         nodes=machines,
         node=node or 0,
@@ -121,14 +123,18 @@ def plan(environ: Mapping[str, str], gpus: int) -> Plan:
     )
 
 
-def _agreeing(environ: Mapping[str, str], names: tuple[str, ...], what: str, *, least: int) -> int | None:
+def _agreeing(
+    environ: Mapping[str, str], names: tuple[str, ...], what: str, *, least: int, most: int = ANY
+) -> int | None:
     """The one number that these variables give, None when all are unset."""
     found: dict[str, int] = {}
     for name in names:
         if text := environ.get(name, "").strip():
-            if not text.isdecimal() or int(text) < least:
-                raise UsageError(f"{text!r} is no {what}", where=name, fix=f"Give a whole number of {least} or more")
-            found[name] = int(text)
+            number = whole_number(text)
+            if number is None or not least <= number <= most:
+                bounds = f"from {least} to {most}" if most < ANY else f"of {least} or more"
+                raise UsageError(f"{text!r} is no {what}", where=name, fix=f"Give a whole number {bounds}")
+            found[name] = number
     if len(set(found.values())) > 1:
         said = " and ".join(f"{name}={value}" for name, value in found.items())
         raise UsageError(f"{said} contradict each other about the {what}", fix="Set one of them, or both alike")

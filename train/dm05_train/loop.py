@@ -152,3 +152,5 @@ def run_steps(run: Run, saver: Saver, metrics: Metrics, stop: StopSignal) -> Non
             return
     watch.account(log.drain())
     saver.wait()
+    saved = f"the last checkpoint is {saver.last}" if saver.last else "no checkpoint (--trainer-config.save-at-end)"
+    metrics.say(f"done: {run.step} steps in {metrics.output / 'metrics.jsonl'}; {saved}")

@@ -101,8 +101,14 @@ class Saver:
         self.last = final
         if self.world.is_main:
             self.say(f"saved {final} ({time.monotonic() - began:.1f} s in the background)")
-            for old in rotate(self.output, snapshot.state.run, self.keep):
+            self._rotate(snapshot.state.run)
+
+    def _rotate(self, run: str) -> None:
+        try:
+            for old in rotate(self.output, run, self.keep):
                 self.say(f"removed {old}")
+        except OSError as error:  # no reason to end a run whose newest checkpoint is there
+            self.say(f"cannot remove an older checkpoint: {error}")
 
     def _use_own_gpu(self) -> None:
         """A new thread begins on GPU 0, which belongs to another rank."""

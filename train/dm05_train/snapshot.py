@@ -9,6 +9,7 @@ gathered one by one.
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
@@ -136,6 +137,7 @@ def take_snapshot(run: Run) -> Snapshot:
         dataset_samples=run.dataset_size,
         world=run.world.size,
         config=as_plain(run.config),
+        saved=time.time(),
     )
     tensors = {("", name): parameter.detach() for name, parameter in run.model.named_parameters()}
     tensors |= state_tensors(run.optimizer)

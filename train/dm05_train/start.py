@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -16,7 +17,7 @@ from safetensors import safe_open
 from torch import Tensor
 
 from dm05_train.checkpoint import RunState, checkpoint_entries, latest, read_state
-from dm05_train.config import TrainConfig, is_run_checkpoint
+from dm05_train.config import TrainConfig, as_plain, is_run_checkpoint
 from dm05_train.env import World, broadcast, together
 from dm05_train.errors import TrainError
 from dm05_train.optim.state import Entry
@@ -56,14 +57,32 @@ def agree_on_start(config: TrainConfig, world: World, workspace: Workspace) -> S
 
 
 def check_folder(folder: Path) -> None:
-    """Raises a TrainError when this machine does not have the folder."""
+    """Raises a TrainError when this machine does not have the folder, or no checkpoint in it."""
+    fix = "Run dm05-prep model, or name a checkpoint with --model-config.model-name-or-path"
     if not folder.is_dir():
+        beside = latest(folder.parent) if is_run_checkpoint(folder) else None
+        if beside is not None:
+            fix = f"The newest complete checkpoint beside it is {beside.name}; --trainer-config.resume latest finds it"
         raise TrainError(
             f"no such folder on {socket.gethostname()}",
             where=folder,
-            fix="Run dm05-prep model, or name a checkpoint with --model-config.model-name-or-path. Where machine 0 "
-            "alone has it, add --model-config.load broadcast",
+            fix=f"{fix}. Where machine 0 alone has it, add --model-config.load broadcast",
         )
+    if not (folder / "config.json").is_file():
+        raise TrainError("this folder holds no checkpoint: there is no config.json in it", where=folder, fix=fix)
+
+
+def check_output(output: Path) -> None:
+    """Raises a TrainError when nothing could be written to an output folder (which need not be there yet).
+
+    It is asked before the weights are loaded, which takes long.
+    """
+    there = next(path for path in (output, *output.parents) if path.exists())
+    if not there.is_dir():
+        raise TrainError("this is no folder", where=there, fix="Name a folder with --trainer-config.output-dir")
+    if not os.access(there, os.W_OK | os.X_OK):
+        fix = "Name a folder of yours with --trainer-config.output-dir"
+        raise TrainError("nothing can be written here", where=there, fix=fix)
 
 
 def find_start(config: TrainConfig, workspace: Workspace) -> Start:
@@ -74,6 +93,7 @@ def find_start(config: TrainConfig, workspace: Workspace) -> Start:
     """
     resume = config.trainer_config.resume
     output = output_folder(config, workspace)
+    check_output(output)
     newest = latest(output) if output.is_dir() else None
     if resume == "latest" and newest is not None:
         return _continued(newest, config)
@@ -105,7 +125,43 @@ def _continued(folder: Path, config: TrainConfig) -> Start:
             f"; the optimizer changes from {state.optimizer} to {config.optimizer_config.optim}: "
             "moments both have are kept, the others start from zero"
         )
+    if changes := changed_settings(state.config, as_plain(config)):
+        note += f"; changed since: {', '.join(changes)}"
     return Start(folder=folder, state=state, note=note)
+
+
+WITHOUT_EFFECT = {
+    *("workspace", "norm_stats_root", "layout", "model_name_or_path", "load", "output_dir", "resume", "report_to"),
+    *("save_strategy", "save_steps", "save_total_limit", "save_at_end", "dataloader_num_workers", "logging_steps"),
+    *("timeout_minutes", "parallel", "gradient_checkpointing", "dataset_name", "seed", "optim"),
+}
+"""Settings that say where and how, but do not change what a run learns; and those told in words of their own."""
+
+
+def changed_settings(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """``NAME OLD -> NEW`` of the settings that shape a run's curve and differ from its checkpoint's."""
+    changes = []
+    for name, value in now.items():
+        if name in WITHOUT_EFFECT or name not in before:
+            continue
+        if isinstance(value, Mapping):
+            changes += changed_settings(before[name], value)
+        elif value != before[name]:
+            changes.append(f"{name.replace('_', '-')} {before[name]} -> {value}")
+    return changes
+
+
+def check_position(start: Start, samples: int) -> None:
+    """Raises a TrainError when a dataset is not as long as the one that a continued run's data position counts in."""
+    state = start.state
+    if state is not None and state.dataset_samples != samples:
+        raise TrainError(
+            f"this run trained on {state.dataset_samples:,} samples an epoch and the dataset now has {samples:,}: its "
+            "data position means nothing there",
+            where=start.folder,
+            fix="Bring the dataset, --data-config.val-episodes and --model-config.chunk-size back to what they were, "
+            "or add --trainer-config.resume never to start anew from its weights",
+        )
 
 
 def new_run_name() -> str:

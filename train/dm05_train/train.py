@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +27,15 @@ from dm05_train.perf.accelerate import Acceleration
 from dm05_train.perf.switches import Switches
 from dm05_train.saver import Saver
 from dm05_train.signals import StopSignal
-from dm05_train.start import Start, agree_on_start, new_run_name, optimizer_entries, output_folder, read_rng
+from dm05_train.start import (
+    Start,
+    agree_on_start,
+    check_position,
+    new_run_name,
+    optimizer_entries,
+    output_folder,
+    read_rng,
+)
 from dm05_train.table import start_table
 from dm05_train.timing import NoTimer, StepTimer
 
@@ -38,7 +47,10 @@ def train(config: TrainConfig, environ: Mapping[str, str]) -> int:
         DM05Error: the run cannot start or go on; what to do is said, and the ranks end together.
     """
     world = World.from_env(environ)
-    switches = Switches.from_env(environ)
+    with warnings.catch_warnings():
+        if not world.is_main:  # rank 0 says it for all
+            warnings.simplefilter("ignore")
+        switches = Switches.from_env(environ)
     join(world, minutes=config.trainer_config.timeout_minutes)
     try:
         with StopSignal(world) as stop, lost_peers(world):
@@ -69,6 +81,7 @@ def prepare(config: TrainConfig, world: World, switches: Switches, workspace: Wo
     spec = together(world, lambda: lookup(config.data_config.dataset_name, workspace))
     found = statistics(config, world, workspace, spec, start)
     dataset = together(world, lambda: training_data(config, workspace, spec, found.stats))
+    together(world, lambda: check_position(start, len(dataset)))
     folder = share_small_files(world, start.folder) if broadcasting else start.folder
     mode = precision_mode(config, folder)
     model = load_model(config, world, folder, mode)
@@ -121,14 +134,17 @@ def _train(config: TrainConfig, world: World, switches: Switches, stop: StopSign
     start = agree_on_start(config, world, workspace)
     ready = prepare(config, world, switches, workspace, start)
     run = ready.run
-    metrics = Metrics(
+    metrics = together(
         world,
-        output,
-        step=run.step,
-        total=trainer.num_train_steps,
-        report_to=trainer.report_to,
-        config=as_plain(config),
-        name=run.name,
+        lambda: Metrics(
+            world,
+            output,
+            step=run.step,
+            total=trainer.num_train_steps,
+            report_to=trainer.report_to,
+            config=as_plain(config),
+            name=run.name,
+        ),
     )
     metrics.say(start.note)
     run.backward = ready.acceleration.backward(run.loss_of, run.wrapped, metrics.say) or run.eager_backward
@@ -147,7 +163,9 @@ def _train(config: TrainConfig, world: World, switches: Switches, stop: StopSign
     )
     try:
         run_steps(run, saver, metrics, stop)
-    except torch.OutOfMemoryError as error:
+    except (MemoryError, RuntimeError) as error:
+        if not is_out_of_memory(error):
+            raise
         raise out_of_memory(run, error, cameras=ready.cameras, switches=switches) from None
     finally:
         ready.loader.close()
@@ -161,12 +179,18 @@ def run_shape(run: Run, *, cameras: int, switches: Switches) -> Shape:
     return shape_of(run.config, run.model.config, run.precision, cameras=cameras, gpus=run.world.size, trimmed=trimmed)
 
 
+def is_out_of_memory(error: MemoryError | RuntimeError) -> bool:
+    """Whether memory ran out, on the GPU, in torch's allocator for the CPU (which has no class for it) or in NumPy."""
+    return isinstance(error, MemoryError | torch.OutOfMemoryError) or "DefaultCPUAllocator" in str(error)
+
+
 def out_of_memory(run: Run, error: Exception, *, cameras: int, switches: Switches) -> TrainError:
     """What torch says, and what to try, with what each would need."""
     shape = run_shape(run, cameras=cameras, switches=switches)
     need = estimate(run.model.config, shape).total / GIB
     steps = "; ".join(advice(run.model.config, shape, switches))
-    what = f"the GPU is full at step {run.step + 1} (about {need:.1f} GiB were expected): {first_line(error)}"
+    full = "the GPU" if run.world.device.type == "cuda" else "this machine's memory"
+    what = f"{full} is full at step {run.step + 1} (about {need:.1f} GiB were expected): {first_line(error)}"
     return TrainError(what, where=f"rank {run.world.rank}", fix=f"Try, the cheapest first: {steps}")
 
 

@@ -54,7 +54,8 @@ class Watch:
             if self.skips >= MAX_SKIPS:
                 self._give_up(result.step)
         shown = results[-1]
-        if shown.step % run.config.trainer_config.logging_steps == 0 or len(results) > 1:
+        trainer = run.config.trainer_config
+        if shown.step % trainer.logging_steps == 0 or len(results) > 1 or shown.step == trainer.num_train_steps:
             self.metrics.show(shown.step, loss=f"{shown.loss:.4f}", lr=f"{shown.lr:.2e}", s=f"{shown.seconds:.3f}")
             if times := self.run.timer.read():
                 parts = ", ".join(f"{part} {1000 * seconds:.1f}" for part, seconds in times.items())

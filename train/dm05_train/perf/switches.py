@@ -12,7 +12,10 @@ from dataclasses import dataclass, field, fields
 
 from dm05_schemas.errors import UsageError
 
+from dm05_train.config import whole_number
+
 TRUE, FALSE = {"1", "true", "on", "yes"}, {"0", "false", "off", "no"}
+MOST_MB = 1_000_000
 PRECISIONS = ("highest", "high", "medium")
 # Variables that begin with DM05_ and are read elsewhere.
 OTHERS = {"DM05_DATASETS"}
@@ -55,13 +58,14 @@ class Switches:
             if (text := environ.get(variable)) is not None:
                 values[name] = _read_bool(variable, text)
         if text := environ.get("DM05_DDP_BUCKET_CAP_MB") or environ.get("DDP_BUCKET_MB"):
-            if not text.isdigit() or int(text) == 0:
+            megabytes = whole_number(text)
+            if megabytes is None or not 1 <= megabytes <= MOST_MB:
                 raise UsageError(
                     f"{text!r} is not a number of megabytes",
                     where="DM05_DDP_BUCKET_CAP_MB",
-                    fix="Give a number such as 512",
+                    fix=f"Give a number such as 512, and {MOST_MB} at most",
                 )
-            values["bucket_cap_mb"] = int(text)
+            values["bucket_cap_mb"] = megabytes
         if text := environ.get("DM05_PERF_R10_MATMUL_PRECISION"):
             if text not in PRECISIONS:
                 raise UsageError(
@@ -104,6 +108,7 @@ def _read_bool(variable: str, text: str) -> bool:
 def _warn_unknown(environ: Mapping[str, str], known: set[str]) -> None:
     known = known | {"DM05_DDP_BUCKET_CAP_MB", "DM05_PERF_R10_MATMUL_PRECISION"} | OTHERS
     for name in sorted(n for n in environ if n.startswith("DM05_") and n not in known):
-        near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+        begun = sorted(real for real in known if real.startswith(f"{name}_"))
+        near = begun or difflib.get_close_matches(name, known, n=1, cutoff=0.5)
         hint = f"; did you mean {near[0]}?" if near else ""
         warnings.warn(f"{name} is not a switch of dm05-train and does nothing{hint}", stacklevel=3)
