@@ -13,6 +13,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
+from dm05_prep.checksums import PartDigest
 from dm05_prep.durable import sync_filesystem, sync_folder, write_atomic
 from dm05_prep.images import STAGING, ImageMode, ImageState
 from dm05_prep.journal import (
@@ -29,7 +30,6 @@ from dm05_prep.journal import (
 )
 from dm05_prep.names import Names
 from dm05_prep.parts import PartSet
-from dm05_prep.stream import PartDigest
 
 
 class Ledger:
@@ -196,8 +196,7 @@ class Ledger:
 
     def _note(self, digests: list[PartDigest]) -> None:
         for digest in digests:
-            if digest.digest:
-                self._journal.digests[self._parts.parts[digest.index].name] = f"{digest.algorithm}:{digest.digest}"
+            self._journal.digests[self._parts.parts[digest.index].name] = f"{digest.algorithm}:{digest.digest}"
 
     def _make_durable(self, journal: bytes, offset: int, then: Callable[[int], None]) -> None:
         sync_filesystem(self.partial)

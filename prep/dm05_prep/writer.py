@@ -1,11 +1,13 @@
-"""Writing many small files: several threads, no copies of the data, never through a link.
+"""Writing many small files; what lies in a part as it is goes from file to file inside the system.
 
-File modes, owners and times of an archive are not applied.
+File modes, owners and times of an archive are not applied, nothing is written through a link, and nothing may exist yet
+at a path that is written.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import itertools
 import operator
 import os
@@ -14,21 +16,21 @@ from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
-_LARGE_BYTES = 8 << 20  # larger files are written piece by piece, not gathered in memory
 _TASK_FILES = 64
-_TASK_BYTES = 1 << 20
+_TASK_BYTES = 8 << 20
+_COPY_BYTES = 8 << 20
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+_CANNOT_SEND = (errno.EINVAL, errno.ENOSYS, errno.ENOTSOCK, errno.EOPNOTSUPP)
 
-_Task = list[tuple[str, str, bytes | memoryview]]  # folder, name in it, content
+
+_Copy = tuple[str, str, int, int]  # folder, name in it, offset and size of the data in the part
 
 
 class TreeWriter:
     """Writes below ``root``; paths are relative to it and must have passed :class:`dm05_prep.names.Names`.
 
-    Nothing may exist yet at a path that is written.
-
     Args:
-        threads: writers at once; 0 writes in the caller's thread.
+        threads: copies at once; 0 copies in the caller's thread.
     """
 
     def __init__(self, root: Path, threads: int) -> None:
@@ -36,7 +38,8 @@ class TreeWriter:
         self._threads = threads
         self._pool = ThreadPoolExecutor(max(1, threads), "writer")
         self._pending: deque[Future[None]] = deque()
-        self._task: _Task = []
+        self._part = Path()
+        self._task: list[_Copy] = []
         self._task_bytes = 0
         self._folders: set[str] = {""}
 
@@ -46,20 +49,31 @@ class TreeWriter:
             os.makedirs(self._root + path, exist_ok=True)
             self._folders.add(path)
 
-    def file(self, path: str, size: int, pieces: Iterable[memoryview]) -> None:
-        """Write a file of ``size`` bytes; done at the latest on return of :meth:`wait`."""
+    def file(self, path: str, pieces: Iterable[bytes]) -> None:
+        """Write a file of what ``pieces`` give."""
+        folder, _, name = path.rpartition("/")
+        self.folder(folder)
+        with _opened(self._root + folder) as handle:
+            file = os.open(name, _CREATE, 0o666, dir_fd=handle)
+        try:
+            for piece in pieces:
+                _write(file, piece)
+        except OSError as error:
+            error.filename = path
+            raise
+        finally:
+            os.close(file)
+
+    def copy(self, path: str, part: Path, offset: int, size: int) -> None:
+        """Write a file of ``size`` bytes that lie at ``offset`` in ``part``; done on return of :meth:`wait`."""
         folder, _, name = path.rpartition("/")
         if folder not in self._folders:
             self.folder(folder)
-        if size > _LARGE_BYTES:
-            with _opened(self._root + folder) as handle:
-                _write(handle, name, path, pieces)
-            return
-        gathered = tuple(pieces)
-        self._task.append((folder, name, gathered[0] if len(gathered) == 1 else b"".join(gathered)))
-        self._task_bytes += size
-        if len(self._task) >= _TASK_FILES or self._task_bytes >= _TASK_BYTES:
+        if part is not self._part or len(self._task) >= _TASK_FILES or self._task_bytes >= _TASK_BYTES:
             self._submit()
+            self._part = part
+        self._task.append((folder, name, offset, size))
+        self._task_bytes += size
 
     def link(self, path: str, target: str) -> None:
         """Make a symbolic link with the text ``target``."""
@@ -88,18 +102,30 @@ class TreeWriter:
         if not task:
             return
         if not self._threads:
-            self._write_all(task)
+            self._copy_all(self._part, task)
             return
-        self._pending.append(self._pool.submit(self._write_all, task))
-        if len(self._pending) > 2 * self._threads:
+        self._pending.append(self._pool.submit(self._copy_all, self._part, task))
+        if len(self._pending) > 4 * self._threads:
             self._pending[0].result()
             self._pending.popleft()
 
-    def _write_all(self, task: _Task) -> None:
-        for folder, group in itertools.groupby(task, key=operator.itemgetter(0)):
-            with _opened(self._root + folder) as handle:
-                for _, name, data in group:
-                    _write(handle, name, f"{folder}/{name}", (data,))
+    def _copy_all(self, part: Path, task: list[_Copy]) -> None:
+        source = os.open(part, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            for folder, copies in itertools.groupby(task, key=operator.itemgetter(0)):
+                with _opened(self._root + folder) as handle:
+                    for _, name, offset, size in copies:
+                        try:
+                            file = os.open(name, _CREATE, 0o666, dir_fd=handle)
+                            try:
+                                _copy(source, file, offset, size)
+                            finally:
+                                os.close(file)
+                        except OSError as error:
+                            error.filename = f"{folder}/{name}"
+                            raise
+        finally:
+            os.close(source)
 
 
 @contextlib.contextmanager
@@ -111,17 +137,23 @@ def _opened(folder: str) -> Iterator[int]:
         os.close(handle)
 
 
-def _write(folder: int, name: str, path: str, pieces: Iterable[bytes | memoryview]) -> None:
-    """Write a new file in the open ``folder``; ``path`` is for messages."""
-    try:
-        file = os.open(name, _CREATE, 0o666, dir_fd=folder)
+def _copy(source: int, file: int, offset: int, size: int) -> None:
+    while size:
         try:
-            for piece in pieces:
-                written = os.write(file, piece)
-                while written < len(piece):
-                    written += os.write(file, memoryview(piece)[written:])
-        finally:
-            os.close(file)
-    except OSError as error:
-        error.filename = path
-        raise
+            count = os.sendfile(file, source, offset, min(size, _COPY_BYTES))
+        except OSError as error:
+            if error.errno not in _CANNOT_SEND:
+                raise
+            data = os.pread(source, min(size, _COPY_BYTES), offset)
+            _write(file, data)
+            count = len(data)
+        if not count:
+            raise OSError(errno.EIO, "a part became shorter while it was read")
+        offset += count
+        size -= count
+
+
+def _write(file: int, data: bytes) -> None:
+    written = os.write(file, data)
+    while written < len(data):
+        written += os.write(file, memoryview(data)[written:])
