@@ -47,7 +47,8 @@ class ExtractOptions:
 
     Attributes:
         keep_parts: do not delete parts that the source copied here.
-        writers: threads that write files, 0 for none but the reader's own.
+        writers: processes that write files, 0 to write without any.
+        alone_bytes: how much is written before these processes are started.
         batch_bytes, batch_seconds: how much at most has to be done again after a crash; with 0 bytes every member is
             durable before the next one.
         block_bytes: how much is read at once.
@@ -55,6 +56,7 @@ class ExtractOptions:
 
     keep_parts: bool = False
     writers: int = field(default_factory=lambda: min(4, default_jobs()))
+    alone_bytes: int = 32 << 20
     batch_bytes: int = 256 << 20
     batch_seconds: float = 5.0
     block_bytes: int = BLOCK_BYTES
@@ -170,7 +172,9 @@ class _Run:
         self._step = 0 if self._images else min(_STEP_BYTES, self._options.batch_bytes)
         if self._images:
             self._sink = self._images.open(self._ledger.tree, start.images)
-        self._writer = TreeWriter(self._ledger.tree, self._options.writers)
+        self._writer = TreeWriter(
+            self._ledger.tree, self._options.writers, self._options.alone_bytes, self._ledger.guard
+        )
         owned, plain = self._source.owns_parts, self._parts.kind == "tar"
         torn = self._parts.index_at(start.offset) if owned and plain and start.offset else -1
         self._checksums = Checksums(self._parts, verified=owned, torn=torn)

@@ -1,63 +1,62 @@
-"""Writing many small files; what lies in a part as it is goes from file to file inside the system.
+"""Writing many small files: what lies in a part as it is goes straight from there to its file, by several processes.
 
-File modes, owners and times of an archive are not applied, nothing is written through a link, and nothing may exist yet
-at a path that is written.
+Threads would not do: making a small file is a few short calls, and between them they would wait for one another's turn
+in the interpreter. File modes, owners and times of an archive are not applied, nothing is written through a link, and
+nothing may exist yet at a path that is written.
 """
 
 from __future__ import annotations
 
-import contextlib
-import errno
-import itertools
-import operator
+import marshal
 import os
-from collections import deque
-from collections.abc import Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+import struct
+import subprocess
+import sys
+from collections.abc import Iterable
 from pathlib import Path
+
+from dm05_prep import copier
+from dm05_prep.copier import Copy, copy_files, framed, write_all
+from dm05_prep.errors import PrepError
 
 _TASK_FILES = 64
 _TASK_BYTES = 8 << 20
-_COPY_BYTES = 8 << 20
-_CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-_CANNOT_SEND = (errno.EINVAL, errno.ENOSYS, errno.ENOTSOCK, errno.EOPNOTSUPP)
-
-
-_Copy = tuple[str, str, int, int]  # folder, name in it, offset and size of the data in the part
+_MOST_PENDING = 8
 
 
 class TreeWriter:
     """Writes below ``root``; paths are relative to it and must have passed :class:`dm05_prep.names.Names`.
 
     Args:
-        threads: copies at once; 0 copies in the caller's thread.
+        helpers: processes that copy, 0 for none.
+        alone_bytes: so much is copied before the helpers are started.
+        guard: an open file that the helpers keep open for as long as they live.
     """
 
-    def __init__(self, root: Path, threads: int) -> None:
-        self._root = f"{root}/"
-        self._threads = threads
-        self._pool = ThreadPoolExecutor(max(1, threads), "writer")
-        self._pending: deque[Future[None]] = deque()
+    def __init__(self, root: Path, helpers: int, alone_bytes: int, guard: int) -> None:
+        self._root, self._guard = str(root), guard
+        self._count, self._alone_bytes = helpers, alone_bytes
+        self._helpers: list[_Helper] = []
+        self._current: _Helper | None = None
         self._part = Path()
-        self._task: list[_Copy] = []
+        self._task: list[Copy] = []
         self._task_bytes = 0
+        self._last_folder = ""
         self._folders: set[str] = {""}
 
     def folder(self, path: str) -> None:
         """Make a folder and those above it."""
         if path not in self._folders:
-            os.makedirs(self._root + path, exist_ok=True)
+            os.makedirs(f"{self._root}/{path}", exist_ok=True)
             self._folders.add(path)
 
     def file(self, path: str, pieces: Iterable[bytes]) -> None:
         """Write a file of what ``pieces`` give."""
-        folder, _, name = path.rpartition("/")
-        self.folder(folder)
-        with _opened(self._root + folder) as handle:
-            file = os.open(name, _CREATE, 0o666, dir_fd=handle)
+        self.folder(path.rpartition("/")[0])
+        file = os.open(f"{self._root}/{path}", copier.CREATE, 0o666)
         try:
             for piece in pieces:
-                _write(file, piece)
+                write_all(file, piece)
         except OSError as error:
             error.filename = path
             raise
@@ -78,82 +77,87 @@ class TreeWriter:
     def link(self, path: str, target: str) -> None:
         """Make a symbolic link with the text ``target``."""
         self.folder(path.rpartition("/")[0])
-        os.symlink(target, self._root + path)
+        os.symlink(target, f"{self._root}/{path}")
 
     def same_file(self, path: str, existing: str) -> None:
         """Give the file ``existing``, written before, a second name."""
         self.wait()
         self.folder(path.rpartition("/")[0])
-        os.link(self._root + existing, self._root + path, follow_symlinks=False)
+        os.link(f"{self._root}/{existing}", f"{self._root}/{path}", follow_symlinks=False)
 
     def wait(self) -> None:
-        """Return when everything is written; raises the first OSError of a writer."""
+        """Return when everything is written.
+
+        Raises:
+            OSError: the first that a helper had.
+        """
         self._submit()
-        while self._pending:
-            self._pending[0].result()
-            self._pending.popleft()
+        for helper in self._helpers:
+            helper.wait(0)
 
     def close(self) -> None:
-        """Stop the threads."""
-        self._pool.shutdown(wait=True, cancel_futures=True)
+        """End the helpers; what they have not begun is dropped."""
+        for helper in self._helpers:
+            helper.close()
 
     def _submit(self) -> None:
-        task, self._task, self._task_bytes = self._task, [], 0
+        task, size, self._task, self._task_bytes = self._task, self._task_bytes, [], 0
         if not task:
             return
-        if not self._threads:
-            self._copy_all(self._part, task)
+        self._alone_bytes -= size
+        if not self._count or self._alone_bytes > 0:
+            copy_files(self._root, str(self._part), task)
             return
-        self._pending.append(self._pool.submit(self._copy_all, self._part, task))
-        if len(self._pending) > 4 * self._threads:
-            self._pending[0].result()
-            self._pending.popleft()
+        if not self._helpers:
+            self._helpers = [_Helper(self._root, self._guard) for _ in range(self._count)]
+        self._helper_for(task[0][0]).submit(str(self._part), task)
+        self._last_folder = task[-1][0]
 
-    def _copy_all(self, part: Path, task: list[_Copy]) -> None:
-        source = os.open(part, os.O_RDONLY | os.O_CLOEXEC)
+    def _helper_for(self, folder: str) -> _Helper:
+        """The one with the least to do; the same again for the same folder, where two would wait for each other."""
+        if not self._current or folder != self._last_folder or self._current.pending >= _MOST_PENDING:
+            self._current = min(self._helpers, key=lambda helper: helper.pending)
+        return self._current
+
+
+class _Helper:
+    """One process that runs :mod:`dm05_prep.copier`; ``pending`` counts its tasks."""
+
+    def __init__(self, root: str, guard: int) -> None:
+        command = [sys.executable, "-I", "-S", copier.__file__, root]
+        pipe = subprocess.PIPE
+        self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, pass_fds=(guard,))
+        self.pending = 0
+
+    def submit(self, part: str, task: list[Copy]) -> None:
+        """Hand a task over; waits while the process has many."""
+        self.wait(_MOST_PENDING)
+        assert self._process.stdin
         try:
-            for folder, copies in itertools.groupby(task, key=operator.itemgetter(0)):
-                with _opened(self._root + folder) as handle:
-                    for _, name, offset, size in copies:
-                        try:
-                            file = os.open(name, _CREATE, 0o666, dir_fd=handle)
-                            try:
-                                _copy(source, file, offset, size)
-                            finally:
-                                os.close(file)
-                        except OSError as error:
-                            error.filename = f"{folder}/{name}"
-                            raise
-        finally:
-            os.close(source)
+            self._process.stdin.write(framed((part, task)))
+            self._process.stdin.flush()
+        except BrokenPipeError:
+            self.wait(0)
+            raise
+        self.pending += 1
 
+    def wait(self, most: int) -> None:
+        """Return when no more than ``most`` tasks are pending."""
+        while self.pending > most:
+            answer = self._read(1)
+            if answer == copier.FAILED:
+                code, text, path = marshal.loads(self._read(struct.unpack("<I", self._read(4))[0]))
+                raise OSError(code, text, path)
+            self.pending -= 1
 
-@contextlib.contextmanager
-def _opened(folder: str) -> Iterator[int]:
-    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    try:
-        yield handle
-    finally:
-        os.close(handle)
+    def close(self) -> None:
+        """End the process."""
+        self._process.kill()
+        self._process.communicate()
 
-
-def _copy(source: int, file: int, offset: int, size: int) -> None:
-    while size:
-        try:
-            count = os.sendfile(file, source, offset, min(size, _COPY_BYTES))
-        except OSError as error:
-            if error.errno not in _CANNOT_SEND:
-                raise
-            data = os.pread(source, min(size, _COPY_BYTES), offset)
-            _write(file, data)
-            count = len(data)
-        if not count:
-            raise OSError(errno.EIO, "a part became shorter while it was read")
-        offset += count
-        size -= count
-
-
-def _write(file: int, data: bytes) -> None:
-    written = os.write(file, data)
-    while written < len(data):
-        written += os.write(file, memoryview(data)[written:])
+    def _read(self, count: int) -> bytes:
+        assert self._process.stdout
+        data = self._process.stdout.read(count)
+        if len(data) < count:
+            raise PrepError("a helper process that writes files has ended", fix="Run the same command again")
+        return data
