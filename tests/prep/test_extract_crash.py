@@ -37,7 +37,6 @@ from tars import (
 
 STEP_BY_STEP = ExtractOptions(batch_bytes=0, block_bytes=700)
 IN_BATCHES = ExtractOptions(batch_bytes=4000, block_bytes=900)
-WITH_HELPERS = ExtractOptions(batch_bytes=4000, block_bytes=900, writers=2, alone_bytes=0)
 
 
 @pytest.fixture
@@ -74,7 +73,7 @@ def finish(source: Source, target: Path, due: dict[str, bytes], options: Extract
     assert not (target.parent / "parts").exists()
 
 
-@pytest.mark.parametrize("options", [STEP_BY_STEP, IN_BATCHES, WITH_HELPERS], ids=["steps", "batches", "helpers"])
+@pytest.mark.parametrize("options", [STEP_BY_STEP, IN_BATCHES])
 @pytest.mark.parametrize("copied", [False, True])
 def test_killed_at_every_step(folder: Path, options: ExtractOptions, copied: bool) -> None:
     """One kill at each step of a small extraction in turn."""
