@@ -29,7 +29,7 @@ import torch
 import torch.distributed as dist
 from dm05_schemas.cli import run
 from dm05_schemas.errors import UsageError
-from dm05_train.bench import RELEASED, Timer, build, generated_batch, release
+from dm05_train.bench import RELEASED, build, generated_batch, release
 from dm05_train.config import DataConfig, ModelConfig, OptimizerConfig, TrainConfig, TrainerConfig
 from dm05_train.env import World, broadcast, first_line, join, leave, under_torchrun
 from dm05_train.errors import TrainError
@@ -41,6 +41,7 @@ from dm05_train.optim import build_optimizer
 from dm05_train.parallel import wrap
 from dm05_train.perf.accelerate import Acceleration
 from dm05_train.perf.switches import Switches
+from dm05_train.timing import moment, seconds_between
 from torch import Tensor
 
 PROG = "bench_multi_gpu.py"
@@ -157,20 +158,20 @@ def prepare(name: str, settings: Settings, batch: int, world: World) -> tuple[Ru
 
 def measure(name: str, settings: Settings, batch: int, world: World) -> dict[str, Any]:
     """Run one case on this rank; the result is the same on all."""
-    timer, cuda = Timer(world.device), world.device.type == "cuda"
+    cuda = world.device.type == "cuda"
     if cuda:
         torch.cuda.reset_peak_memory_stats()
     made, acceleration = prepare(name, settings, batch, world)
     interval = made.config.trainer_config.logging_steps if made.async_loss else 1
     log = StepLog(world, interval, lag=made.async_loss)
-    marks, results = [timer.mark()], []
+    marks, results = [moment(world.device)], []
     for _ in range(settings.steps):
         rate = made.rate()
         loss, norm = train_step(made)
         results += log.add(made.step, rate, loss, norm)
-        marks.append(timer.mark())
+        marks.append(moment(world.device))
     results += log.drain()
-    spans = [timer.seconds(a, b) for a, b in itertools.pairwise(marks)]
+    spans = [seconds_between(a, b) for a, b in itertools.pairwise(marks)]
     peak = torch.cuda.max_memory_allocated() / 2**30 if cuda else 0.0
     worst = torch.tensor([statistics.median(spans[-TIMED_STEPS:]), peak], dtype=torch.float64)
     if world.size > 1:

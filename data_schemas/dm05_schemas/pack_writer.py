@@ -9,14 +9,14 @@ import secrets
 import shutil
 import zlib
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from dm05_schemas.episode import Episode
-from dm05_schemas.files import naming
+from dm05_schemas.files import folder_lock, naming
 from dm05_schemas.frame_table import CHUNK_BYTES, CameraColumns, FrameWriter, Rows, url_checksum
 from dm05_schemas.pack import FRAMES_NAME, FileRecord, ImageStore, PackInfo, write_info
 from dm05_schemas.registry import DatasetSpec
@@ -37,7 +37,7 @@ def replaced_folder(target: Path) -> Iterator[Path]:
     target.parent.mkdir(parents=True, exist_ok=True)
     stem = f".{target.name.lstrip('.')}-"
     new = target.with_name(f"{stem}{secrets.token_hex(6)}.tmp")
-    with _alone(target.parent):
+    with folder_lock(target.parent):
         for leftover in target.parent.glob(f"{stem}*.tmp"):
             _remove_if_left(leftover)
         new.mkdir()
@@ -57,23 +57,11 @@ def replaced_folder(target: Path) -> Iterator[Path]:
 def put_in_place(new: Path, target: Path) -> None:
     """Give the complete folder ``new``, on the same file system, the name ``target``; what was there is removed."""
     old = target.with_name(f".{target.name.lstrip('.')}-{secrets.token_hex(6)}.tmp")
-    with _alone(target.parent):
+    with folder_lock(target.parent):
         if target.exists():
             target.rename(old)
         new.rename(target)
     shutil.rmtree(old, ignore_errors=True)
-
-
-@contextmanager
-def _alone(parent: Path) -> Iterator[None]:
-    """Hold the lock of a folder, where its file system has locks, while names in it change."""
-    handle = os.open(parent, os.O_RDONLY)
-    try:
-        with suppress(OSError):
-            fcntl.flock(handle, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(handle)
 
 
 def _lock(handle: int) -> bool:

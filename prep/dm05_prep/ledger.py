@@ -13,7 +13,9 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
-from dm05_prep.durable import sync_filesystem, sync_folder, write_atomic
+from dm05_schemas.files import sync_path
+
+from dm05_prep.durable import sync_filesystem, write_atomic
 from dm05_prep.images import STAGING, ImageMode, ImageState
 from dm05_prep.journal import (
     Journal,
@@ -168,7 +170,7 @@ class Ledger:
                 shutil.rmtree(old)
             os.rename(self.target, old)
         os.rename(self.tree, self.target)
-        sync_folder(self.target.parent)
+        sync_path(self.target.parent)
         then()
         remove_partial(self.target)
 

@@ -27,6 +27,7 @@ from dm05_train.model.weights import freeze_untrained, generate_weights
 from dm05_train.optim.precision import Mode, weight_dtype
 from dm05_train.perf.accelerate import Acceleration
 from dm05_train.perf.switches import Switches
+from dm05_train.timing import moment, seconds_between
 
 RELEASED = Path(__file__).parent / "model" / "released_config.json"
 # What acts on one GPU; the others need several.
@@ -156,26 +157,6 @@ def build(config: DM05Config, mode: Mode, device: torch.device) -> DM05:
     return model
 
 
-class Timer:
-    """Times on the device (CUDA events), or on the host where there is none."""
-
-    def __init__(self, device: torch.device) -> None:
-        self.cuda = device.type == "cuda"
-
-    def mark(self) -> Any:
-        if not self.cuda:
-            return time.perf_counter()
-        event = torch.cuda.Event(enable_timing=True)
-        event.record()
-        return event
-
-    def seconds(self, start: Any, end: Any) -> float:
-        if not self.cuda:
-            return float(end - start)
-        end.synchronize()
-        return float(start.elapsed_time(end)) / 1000
-
-
 def stepper(
     config: BenchConfig, case: Case, model: DM05, world: World
 ) -> tuple[Callable[[], Tensor], Callable[[], None]]:
@@ -213,7 +194,7 @@ def stepper(
 
 def measure(config: BenchConfig, case: Case, model_config: DM05Config, world: World) -> Result:
     """Run one case; its memory is free again afterwards."""
-    timer, cuda = Timer(world.device), world.device.type == "cuda"
+    device, cuda = world.device, world.device.type == "cuda"
     if cuda:
         torch.cuda.reset_peak_memory_stats()
     model = build(model_config, case.mode, world.device)
@@ -226,12 +207,12 @@ def measure(config: BenchConfig, case: Case, model_config: DM05Config, world: Wo
     first = time.perf_counter() - began
     marks = []
     for _ in range(config.steps + 2):
-        start = timer.mark()
+        start = moment(device)
         forward_backward()
-        middle = timer.mark()
+        middle = moment(device)
         update()
-        marks.append((start, middle, timer.mark()))
-    spans = [(timer.seconds(a, c), timer.seconds(a, b), timer.seconds(b, c)) for a, b, c in marks[2:]]
+        marks.append((start, middle, moment(device)))
+    spans = [(seconds_between(a, c), seconds_between(a, b), seconds_between(b, c)) for a, b, c in marks[2:]]
     whole, backward, updating = (statistics.median(column) for column in zip(*spans, strict=True))
     peak = torch.cuda.max_memory_allocated() / 2**30 if cuda else 0.0
     return Result(
@@ -250,11 +231,11 @@ def matmul_rate(device: torch.device, size: int = 8192) -> float:
     """FLOP/s of a large BF16 matmul on this device."""
     size = size if device.type == "cuda" else 256
     a, b = (torch.randn(size, size, device=device, dtype=torch.bfloat16) for _ in range(2))
-    timer, times = Timer(device), []
+    times = []
     for _ in range(12):
-        start = timer.mark()
+        start = moment(device)
         a @ b
-        times.append(timer.seconds(start, timer.mark()))
+        times.append(seconds_between(start, moment(device)))
     return 2 * size**3 / statistics.median(times)
 
 
@@ -307,5 +288,5 @@ def main(arguments: Sequence[str]) -> int:
 def facts(config: BenchConfig, rate: float, flops: float) -> dict[str, Any]:
     """What a table was measured with."""
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
-    plain = {name: str(value) if isinstance(value, Path) else value for name, value in asdict(replace(config)).items()}
+    plain = {name: str(value) if isinstance(value, Path) else value for name, value in asdict(config).items()}
     return plain | {"device": device, "torch": torch.__version__, "matmul_flops": rate, "step_flops": flops}

@@ -30,6 +30,7 @@ from typing import Any
 
 import torch
 from dm05_schemas.errors import DM05Error
+from dm05_schemas.files import sync_path
 from safetensors import safe_open
 from torch import Tensor
 
@@ -126,7 +127,7 @@ def publish(temporary: Path, final: Path, state: RunState) -> None:
         os.fsync(file.fileno())
     older = _put_aside(final) if final.exists() else None
     temporary.rename(final)
-    _sync_folder(final.parent)
+    sync_path(final.parent)
     if older is not None:  # only now: deleting takes long, and until the rename there is no other one of this step
         shutil.rmtree(older, ignore_errors=True)
 
@@ -222,12 +223,3 @@ def checkpoint_entries(folder: Path, *, weights_too: bool = False) -> Iterator[t
             for key in file.keys():  # noqa: SIM118 (not a dict)
                 kind, _, name = key.partition(":") if path.parent != folder else ("master", "", key)
                 yield kind, name, file.get_tensor(key)
-
-
-def _sync_folder(folder: Path) -> None:
-    """Make a rename durable."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

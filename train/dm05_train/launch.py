@@ -28,7 +28,6 @@ DEFAULT_PORT = 29500
 ANY = 10**18
 MOST_SECONDS = 60 * MOST_MINUTES
 BUCKET_MB_ONE_MACHINE, BUCKET_MB_SEVERAL = 1000, 512
-LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
+from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from dm05_train.env import World
@@ -58,8 +58,6 @@ def shard(model: DM05, world: World) -> DM05:
     mesh = dist.device_mesh.init_device_mesh(world.device.type, (world.size,))
     for layer in [*model.language.layers, *model.expert.layers, *model.vision.encoder.layers]:
         fully_shard(layer, mesh=mesh)
-        if hasattr(layer, "keys_values"):
-            register_fsdp_forward_method(layer, "keys_values")
     fully_shard(model, mesh=mesh)
     return model
 

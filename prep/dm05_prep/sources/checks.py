@@ -6,14 +6,11 @@ A size alone proves nothing: both SDKs accept bodies of the right length with wr
 from __future__ import annotations
 
 import hashlib
-import os
 import threading
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from pathlib import Path
-
-Update = Callable[[memoryview], None]
 
 READ_BYTES = 1 << 20
 
@@ -116,12 +113,3 @@ _SUMS: dict[str, Callable[[int], _Hash | _Crc]] = {
     "crc32": lambda _size: _Crc(zlib.crc32),
     "crc32c": _crc32c,
 }
-
-
-def sync_file(path: Path) -> None:
-    """Have the bytes of ``path`` on the disk before returning."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

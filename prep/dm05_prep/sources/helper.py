@@ -18,7 +18,9 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from dm05_prep.sources.checks import Checks, file_differences, sync_file
+from dm05_schemas.files import sync_path
+
+from dm05_prep.sources.checks import Checks, file_differences
 from dm05_prep.sources.retry import Stopped
 
 HELPER_MIN_BYTES = 32 << 20
@@ -62,7 +64,7 @@ def run_helper(
             raise Stopped
         if wrong:
             raise HelperFailed("; ".join(wrong))
-        sync_file(path)
+        sync_path(path)
         os.replace(path, target)
         progress(size - reported)
     finally:

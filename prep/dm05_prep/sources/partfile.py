@@ -25,9 +25,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
+from dm05_schemas.files import sync_path
+
 from dm05_prep.console import human_bytes
 from dm05_prep.errors import PrepError
-from dm05_prep.sources.checks import Checks, Sums, sync_file
+from dm05_prep.sources.checks import Checks, Sums
 
 VERSION = 1
 SPAN_BYTES = 16 << 20
@@ -129,7 +131,7 @@ class PartFile:
         os.replace(self.path, target)
         self.state_path.unlink(missing_ok=True)
         if durable:
-            sync_file(target.parent)
+            sync_path(target.parent)
         self.close()
 
     def discard(self) -> None:

@@ -18,7 +18,7 @@ from dm05_schemas import sample
 from dm05_schemas.errors import DataError, mending
 from dm05_schemas.frame_table import FrameTable
 from dm05_schemas.image import decode_into, decode_rgb
-from dm05_schemas.index import Index, index_command, require_fresh
+from dm05_schemas.index import require_fresh
 from dm05_schemas.pack import PACK_DIR, SAME_SOURCE, PackInfo, check_files, check_matches, read_info, read_pack
 from dm05_schemas.registry import ActionMode, DatasetSpec
 from dm05_schemas.stats import NormStats
@@ -275,7 +275,9 @@ def open_dataset(
         info = read_pack(workspace, spec)
         check_matches(folder, info, spec)
     else:
-        index, source = _fresh_index(workspace, spec)
+        index = require_fresh(workspace, spec)
+        assert index.fingerprint is not None  # require_fresh saw to it
+        source = index.fingerprint
         if packed:
             info = read_pack(workspace, spec)
         else:
@@ -333,15 +335,6 @@ def _mend(workspace: Workspace, spec: DatasetSpec, info: PackInfo) -> str:
         return f"Replace it or remove its episode ({find}), then make the pack anew. {info.rebuild}"
     again = f"dm05-prep dataset --subset {spec.name} {place} --force {SAME_SOURCE}"
     return f"Put a good one there ({find}), or run {again}"
-
-
-def _fresh_index(workspace: Workspace, spec: DatasetSpec) -> tuple[Index, str]:
-    """The dataset's index, known to be true, and its fingerprint."""
-    index = require_fresh(workspace, spec)
-    if index.fingerprint is None:
-        what = "was not written by this program and lacks what shows that a file has changed"
-        raise DataError(what, where=index.path, fix=f"Run {index_command(workspace, spec)}")
-    return index, index.fingerprint
 
 
 def _check_stats(stats: NormStats, workspace: Workspace, spec: DatasetSpec, source: str) -> None:

@@ -6,17 +6,15 @@ changed, and can be deleted at any time. Where the dataset folder cannot be writ
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import os
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
 from dm05_schemas.episode import read_episode
 from dm05_schemas.errors import DataError
+from dm05_schemas.files import folder_lock
 from dm05_schemas.frame_table import FrameTable
 from dm05_schemas.index import Index
 from dm05_schemas.pack import FRAMES_DIR, PackInfo, check_files, check_matches, read_info
@@ -39,7 +37,7 @@ def frames_of(root: Path, spec: DatasetSpec, index: Index, source: str) -> tuple
         DataError: no episodes, or a frame that breaks the contract (with file and line).
     """
     places = [root / FRAMES_DIR, _cache_folder(index.jsonl)]
-    with _one_at_a_time(index.jsonl):
+    with folder_lock(index.jsonl):
         for folder in places:
             info = _usable(folder, spec, source)
             if info is not None:
@@ -82,17 +80,3 @@ def _write(folder: Path, spec: DatasetSpec, index: Index, source: str) -> PackIn
 
 def _rebuild(folder: Path) -> str:
     return f"Delete {folder} and start again: it is written anew"
-
-
-@contextmanager
-def _one_at_a_time(folder: Path) -> Iterator[None]:
-    """Hold the folder's lock, where its file system has locks."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX)
-        except OSError:
-            pass
-        yield
-    finally:
-        os.close(handle)

@@ -8,7 +8,6 @@ parameters (``model.packed``: name -> ((released name, rows), ...)) stand for se
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -16,7 +15,6 @@ from pathlib import Path
 import torch
 from dm05_schemas.checkpoint import read_header
 from safetensors import safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 from dm05_train.errors import TrainError
@@ -45,11 +43,6 @@ def dead_parameters(config: DM05Config) -> set[str]:
     for i in range(config.expert.num_layers):
         names |= {f"{expert}layers.{i}.{n}.weight" for n in ("input_layernorm", "pre_feedforward_layernorm")}
     return names
-
-
-def is_trainable(name: str, config: DM05Config) -> bool:
-    """Whether fine-tuning updates the parameter of this released name: all but the embedding and the dead ones."""
-    return name != EMBEDDING and name not in dead_parameters(config)
 
 
 def freeze_untrained(model: DM05) -> None:
@@ -139,19 +132,6 @@ def load_weights(model: DM05, folder: Path, *, threads: int = 8) -> None:
 
     with ThreadPoolExecutor(threads) as pool:
         list(pool.map(read, sorted(slots)))
-
-
-def save_weights(tensors: Mapping[str, Tensor], folder: Path) -> Path:
-    """Write released-name tensors (on the host) as folder/model.safetensors, by rename; the embedding twice."""
-    folder.mkdir(parents=True, exist_ok=True)
-    target, temporary = folder / "model.safetensors", folder / ".model.safetensors.tmp"
-    out = {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
-    out[LM_HEAD] = out[EMBEDDING].clone()
-    save_file(out, temporary, metadata={"format": "pt"})
-    with temporary.open("rb") as handle:
-        os.fsync(handle.fileno())
-    temporary.replace(target)
-    return target
 
 
 def state_for_saving(model: DM05) -> dict[str, Tensor]:

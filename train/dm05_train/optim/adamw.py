@@ -22,11 +22,12 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor, nn
 
-from dm05_train.optim.clip import clip_scale, local
-from dm05_train.optim.precision import Mode, extra_state, moment_dtype, read_master, write_master
+from dm05_train.optim.base import NamedOptimizer
+from dm05_train.optim.clip import local
+from dm05_train.optim.precision import Mode, read_master, write_master
 
 
-class AdamW:
+class AdamW(NamedOptimizer):
     """AdamW over named parameters.
 
     Args:
@@ -46,24 +47,8 @@ class AdamW:
         weight_decay: float,
         mode: Mode,
     ) -> None:
-        self.names = {parameter: name for name, parameter in named_parameters}
-        self.betas, self.eps, self.weight_decay, self.mode = betas, eps, weight_decay, mode
-        device = next(iter(self.names)).device
-        self.steps = torch.zeros((), dtype=torch.float64, device=device)
-        self.state: dict[nn.Parameter, dict[str, Tensor]] = {}
-        for parameter in self.names:
-            weight = local(parameter.detach())
-            moments = {key: torch.zeros_like(weight, dtype=moment_dtype(mode)) for key in ("exp_avg", "exp_avg_sq")}
-            self.state[parameter] = moments | extra_state(weight, mode)
-
-    @property
-    def parameters(self) -> list[nn.Parameter]:
-        """The parameters it moves."""
-        return list(self.names)
-
-    def clip_scale(self, max_norm: float) -> tuple[Tensor, Tensor]:
-        """(norm, scale) of the gradients; see ``clip.clip_scale``."""
-        return clip_scale(self.names, max_norm)
+        super().__init__({p: name for name, p in named_parameters}, ("exp_avg", "exp_avg_sq"), mode)
+        self.betas, self.eps, self.weight_decay = betas, eps, weight_decay
 
     @torch.no_grad()
     def step(self, lr: Tensor, grad_scale: Tensor) -> None:
@@ -73,8 +58,7 @@ class AdamW:
             lr: scalar on the device.
             grad_scale: scalar on the device, multiplied into each gradient; 0, infinite or NaN skips the step.
         """
-        go = torch.isfinite(grad_scale) & (grad_scale > 0)
-        self.steps += go
+        go = self.accept(grad_scale)
         beta1, beta2 = self.betas
         correction1 = (1 - beta1**self.steps).float()
         correction2 = (1 - beta2**self.steps).float().sqrt()

@@ -30,6 +30,10 @@ def clip_scale(parameters: Iterable[nn.Parameter], max_norm: float) -> tuple[Ten
     square = torch.stack(norms).square().sum()
     if mesh := next((g.device_mesh for g in gradients if hasattr(g, "device_mesh")), None):
         torch.distributed.all_reduce(square, group=mesh.get_group())
-    norm = square.sqrt()
+    return clip_to(square.sqrt(), max_norm)
+
+
+def clip_to(norm: Tensor, max_norm: float) -> tuple[Tensor, Tensor]:
+    """(norm, scale): the factor that brings a norm under ``max_norm``, 0 when it is not finite."""
     scale = (max_norm / (norm + 1e-6)).clamp(max=1.0)
     return norm, torch.where(torch.isfinite(norm), scale, 0.0)

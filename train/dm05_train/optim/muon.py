@@ -27,10 +27,11 @@ from torch.distributed.tensor import DTensor
 from torch.optim._muon import _zeropower_via_newtonschulz
 
 from dm05_train.errors import TrainError
-from dm05_train.optim.clip import clip_scale, local
+from dm05_train.optim.base import NamedOptimizer
+from dm05_train.optim.clip import local
 from dm05_train.optim.exchange import Place, Replicas, Shards
 from dm05_train.optim.orthogonal import COEFFICIENTS, EPS, cost, deal, neighbours, orthogonalise_in_batches
-from dm05_train.optim.precision import Mode, extra_state, moment_dtype, read_master, write_master
+from dm05_train.optim.precision import Mode, read_master, write_master
 
 Named = tuple[str, nn.Parameter]
 EXPERT_MATRIX = re.compile(r"(^|\.)action_expert\.layers\.\d+\.(self_attn|mlp)\.")
@@ -68,7 +69,7 @@ class Matrix:
         return None if self.parameter.grad is None else self.view(self.parameter.grad)
 
 
-class Muon:
+class Muon(NamedOptimizer):
     """Muon over named matrices.
 
     Args:
@@ -103,11 +104,12 @@ class Muon:
         batched: bool = True,
         group: dist.ProcessGroup | None = None,
     ) -> None:
-        self.names = {parameter: name for name, parameter in named_parameters}
-        if not self.names:
+        names = {parameter: name for name, parameter in named_parameters}
+        if not names:
             raise TrainError("Muon was given no matrices", fix="Use --optimizer-config.optim adamw")
+        super().__init__(names, ("momentum_buffer",), mode)
         self.momentum, self.nesterov, self.ns_steps = momentum, nesterov, steps
-        self.lr_scale, self.weight_decay, self.batched, self.mode = lr_scale, weight_decay, batched, mode
+        self.lr_scale, self.weight_decay, self.batched = lr_scale, weight_decay, batched
         self.exchange = _exchange(list(self.names), group)
         self.matrices = [
             Matrix(
@@ -119,23 +121,8 @@ class Muon:
             for parameter, name in self.names.items()
             for place in _places(name, parameter, (splits or {}).get(name))
         ]
-        self.steps = torch.zeros((), dtype=torch.float64, device=next(iter(self.names)).device)
-        self.state: dict[nn.Parameter, dict[str, Tensor]] = {}
-        for parameter in self.names:
-            weight = local(parameter.detach())
-            buffer = torch.zeros_like(weight, dtype=moment_dtype(mode))
-            self.state[parameter] = {"momentum_buffer": buffer} | extra_state(weight, mode)
         self._agreed = not self.exchange.groups
         self._presence: tuple[tuple[bool, ...], Tensor] | None = None
-
-    @property
-    def parameters(self) -> list[nn.Parameter]:
-        """The parameters it moves."""
-        return list(self.names)
-
-    def clip_scale(self, max_norm: float) -> tuple[Tensor, Tensor]:
-        """(norm, scale) of the gradients; see ``clip.clip_scale``."""
-        return clip_scale(self.names, max_norm)
 
     @torch.no_grad()
     def step(self, lr: Tensor, grad_scale: Tensor) -> None:
@@ -145,8 +132,7 @@ class Muon:
             lr: scalar on the device.
             grad_scale: scalar on the device, multiplied into each gradient; 0, infinite or NaN skips the step.
         """
-        go = torch.isfinite(grad_scale) & (grad_scale > 0)
-        self.steps += go
+        go = self.accept(grad_scale)
         matrices, ready = self._ready(go)
         if not matrices:
             return

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from dm05_train.config import OptimizerConfig
 from dm05_train.optim.adamw import AdamW
+from dm05_train.optim.clip import clip_to
 from dm05_train.optim.muon import Muon, Named, muon_parameters
 from dm05_train.optim.precision import Mode
 
@@ -37,9 +38,7 @@ class MuonAdamW:
 
     def clip_scale(self, max_norm: float) -> tuple[Tensor, Tensor]:
         """(norm, scale) of all gradients together; see ``clip.clip_scale``."""
-        norm = torch.hypot(self.muon.clip_scale(max_norm)[0], self.rest.clip_scale(max_norm)[0])
-        scale = (max_norm / (norm + 1e-6)).clamp(max=1.0)
-        return norm, torch.where(torch.isfinite(norm), scale, 0.0)
+        return clip_to(torch.hypot(self.muon.clip_scale(max_norm)[0], self.rest.clip_scale(max_norm)[0]), max_norm)
 
     def step(self, lr: Tensor, grad_scale: Tensor) -> None:
         """One update; see ``AdamW.step``."""

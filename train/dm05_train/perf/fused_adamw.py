@@ -14,7 +14,8 @@ import triton
 import triton.language as tl
 from torch import Tensor, nn
 
-from dm05_train.optim.adamw import AdamW, local
+from dm05_train.optim.adamw import AdamW
+from dm05_train.optim.clip import clip_to, local
 
 CHUNK = 8192
 BLOCK = 1024
@@ -83,6 +84,30 @@ def _square_sum_kernel(
 
 
 @triton.jit
+def read_weight(weights, remainders, at, inside, COMPENSATED: tl.constexpr):
+    """The float32 values at ``at``, as ``precision.read_master`` gives them."""
+    w = tl.load(weights + at, mask=inside)
+    if COMPENSATED:
+        low = tl.load(remainders + at, mask=inside).to(tl.int32)
+        old = ((w.to(tl.int16, bitcast=True).to(tl.int32) << 16) + low).to(tl.float32, bitcast=True)
+    else:
+        old = w.to(tl.float32)
+    return old
+
+
+@triton.jit
+def write_weight(weights, remainders, new, at, inside, COMPENSATED: tl.constexpr):
+    """Store float32 values, as ``precision.write_master`` does."""
+    if COMPENSATED:
+        bits = new.to(tl.int32, bitcast=True)
+        upper = (bits + 0x8000) >> 16
+        tl.store(weights + at, upper.to(tl.int16).to(tl.bfloat16, bitcast=True), mask=inside)
+        tl.store(remainders + at, (bits - (upper << 16)).to(tl.int16), mask=inside)
+    else:
+        tl.store(weights + at, new.to(weights.dtype.element_ty), mask=inside)
+
+
+@triton.jit
 def _update(
     weights, gradients, means, squares, remainders, at, inside, lr, scale, inverse1, inverse2,
     beta1, beta2, eps, weight_decay, COMPENSATED: tl.constexpr,
@@ -91,22 +116,11 @@ def _update(
     g = tl.load(gradients + at, mask=inside).to(tl.float32) * scale
     mean = tl.load(means + at, mask=inside).to(tl.float32)
     square = tl.load(squares + at, mask=inside).to(tl.float32)
-    w = tl.load(weights + at, mask=inside)
-    if COMPENSATED:
-        low = tl.load(remainders + at, mask=inside).to(tl.int32)
-        old = ((w.to(tl.int16, bitcast=True).to(tl.int32) << 16) + low).to(tl.float32, bitcast=True)
-    else:
-        old = w.to(tl.float32)
+    old = read_weight(weights, remainders, at, inside, COMPENSATED)
     mean = mean + (g - mean) * (1.0 - beta1)
     square = square * beta2 + g * g * (1.0 - beta2)
     new = old * (1.0 - lr * weight_decay) - lr * inverse1 * (mean / (tl.sqrt(square) * inverse2 + eps))
-    if COMPENSATED:
-        bits = new.to(tl.int32, bitcast=True)
-        upper = (bits + 0x8000) >> 16
-        tl.store(weights + at, upper.to(tl.int16).to(tl.bfloat16, bitcast=True), mask=inside)
-        tl.store(remainders + at, (bits - (upper << 16)).to(tl.int16), mask=inside)
-    else:
-        tl.store(weights + at, new.to(weights.dtype.element_ty), mask=inside)
+    write_weight(weights, remainders, new, at, inside, COMPENSATED)
     tl.store(means + at, mean.to(means.dtype.element_ty), mask=inside)
     tl.store(squares + at, square.to(squares.dtype.element_ty), mask=inside)
 
@@ -168,16 +182,13 @@ class FusedAdamW(AdamW):
             table.addresses, table.sizes, table.owner, table.index, table.partial, live[0].grad,
             table.addresses.shape[1], 1, ALIGNED=table.aligned, CHUNK=CHUNK, BLOCK=BLOCK, num_warps=WARPS,
         )  # fmt: skip
-        norm = table.partial.sum().sqrt()
-        scale = (max_norm / (norm + 1e-6)).clamp(max=1.0)
-        return norm, torch.where(torch.isfinite(norm), scale, 0.0)
+        return clip_to(table.partial.sum().sqrt(), max_norm)
 
     @torch.no_grad()
     def step(self, lr: Tensor, grad_scale: Tensor) -> None:
         """See ``AdamW.step``."""
         live, table = self._tables()
-        go = torch.isfinite(grad_scale) & (grad_scale > 0)
-        self.steps += go
+        go = self.accept(grad_scale)
         beta1, beta2 = self.betas
         correction1, correction2 = 1 - beta1**self.steps, 1 - beta2**self.steps
         scalars = torch.stack([lr, torch.where(go, grad_scale, 0.0), 1 / correction1, correction2.rsqrt()]).float()

@@ -15,7 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from dm05_train.optim.muon import Matrix, Muon
-from dm05_train.perf.fused_adamw import BLOCK, CHUNK, WARPS, TensorTable, _base
+from dm05_train.perf.fused_adamw import BLOCK, CHUNK, WARPS, TensorTable, _base, read_weight, write_weight
 
 
 @triton.jit
@@ -61,20 +61,9 @@ def _direct_kernel(
 @triton.jit
 def _shift(weights, updates, remainders, at, inside, keep, step, COMPENSATED: tl.constexpr):
     """New weights of the elements ``at``; ``inside`` is None where all of them exist."""
-    w = tl.load(weights + at, mask=inside)
-    if COMPENSATED:
-        low = tl.load(remainders + at, mask=inside).to(tl.int32)
-        old = ((w.to(tl.int16, bitcast=True).to(tl.int32) << 16) + low).to(tl.float32, bitcast=True)
-    else:
-        old = w.to(tl.float32)
+    old = read_weight(weights, remainders, at, inside, COMPENSATED)
     new = old * keep - step * tl.load(updates + at, mask=inside).to(tl.float32)
-    if COMPENSATED:
-        bits = new.to(tl.int32, bitcast=True)
-        upper = (bits + 0x8000) >> 16
-        tl.store(weights + at, upper.to(tl.int16).to(tl.bfloat16, bitcast=True), mask=inside)
-        tl.store(remainders + at, (bits - (upper << 16)).to(tl.int16), mask=inside)
-    else:
-        tl.store(weights + at, new.to(weights.dtype.element_ty), mask=inside)
+    write_weight(weights, remainders, new, at, inside, COMPENSATED)
 
 
 @triton.jit

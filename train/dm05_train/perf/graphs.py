@@ -15,7 +15,6 @@ import torch
 from torch import Tensor, nn
 
 Batch = Mapping[str, Tensor]
-Shape = dict[str, tuple[int, ...]]
 
 
 @dataclass
