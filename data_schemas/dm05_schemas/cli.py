@@ -28,6 +28,9 @@ def run(main: Callable[[], int | None], prog: str) -> NoReturn:
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")
     warnings.formatwarning = lambda message, *_: f"{prog}: warning: {' '.join(str(message).split())}\n"
+    if not sys.warnoptions:  # what libraries tell programmers is of no use to who runs a command
+        for category in (FutureWarning, DeprecationWarning):
+            warnings.simplefilter("ignore", category)
     sys.exit(_exit_code(main, prog))
 
 

@@ -17,7 +17,7 @@ from dm05_train.loop import train_step
 from dm05_train.metrics import StepLog
 from golden_run import config, golden_run
 
-GLOBAL_BATCH, STEPS = 48, 3
+GLOBAL_BATCH, STEPS = 48, 2
 SPLITS = [("ddp", ranks, accumulation) for ranks in (1, 2, 3, 4) for accumulation in (1, 2, 4)]
 SPLITS += [("fsdp", 2, 2), ("fsdp", 3, 1), ("buckets", 2, 2), ("buckets", 4, 1)]
 

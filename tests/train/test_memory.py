@@ -76,6 +76,12 @@ def test_parts_add_up() -> None:
     assert Memory(weights=1, gradients=2, optimizer=3, activations=4, rest=5).total == 15
 
 
+@pytest.mark.parametrize("wrong", ["--gpus 0", "--gpu-gib nan", "--gpu-gib -4"])
+def test_numbers_that_cannot_be_are_refused(wrong: str) -> None:
+    done = run(["memory", *wrong.split()])
+    assert done.returncode == 2 and wrong.split()[0] in done.stderr and done.stderr.count("\n") == 1
+
+
 def test_the_command(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(FULL.read_text())
     words = ["--model-config.model-name-or-path", str(tmp_path), "--workspace", str(tmp_path), "--gpu-gib", "24"]

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from dm05_train.env import World
+from dm05_train.errors import TrainError
 from dm05_train.metrics import Metrics, StepLog, StepResult, keep_rows
 
 
@@ -42,6 +43,16 @@ def test_rows_are_strict_json(tmp_path: Path) -> None:
         "grad_norm": None,
         "lr": 0.1,
     }
+
+
+def test_a_full_disk_is_told_with_the_file(tmp_path: Path) -> None:
+    metrics = Metrics(World(), tmp_path, step=0, total=2, report_to=(), config={})
+    with open("/dev/full", "w", encoding="utf-8") as full:
+        metrics._file = full
+        metrics.write({"step": 1})
+        with pytest.raises(TrainError, match=r"metrics\.jsonl: cannot write metrics: No space left.*resume latest"):
+            metrics.flush()
+        metrics.close()  # an error on its way out is not replaced by another
 
 
 def test_other_ranks_write_nothing(tmp_path: Path) -> None:

@@ -10,7 +10,10 @@ import subprocess
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
+from dm05_train.train import is_out_of_memory
 from training_runs import finish, flags, losses, rows, run, start
 
 SAVING = {"save_strategy": "steps", "save_steps": 2}
@@ -47,6 +50,32 @@ def test_the_start_says_what_is_run(workspace: Path, tmp_path: Path) -> None:
     assert "starting anew from released weights" in done.stdout
     assert "global batch  6 = 1 machines x 1 GPUs x 2 a GPU x 3 accumulated" in done.stdout
     assert "PER_DEVICE_BATCH=5" in done.stdout and "parameters" in done.stdout and "memory" in done.stdout
+    assert "step 1/1  loss" in done.stdout
+    assert "nothing was saved (--trainer-config.save-at-end" in done.stdout.splitlines()[-1]
+
+
+def test_memory_that_runs_out_is_known_as_such() -> None:
+    """A real refusal of each allocator; an error of another kind is none."""
+    for allocate in (lambda: torch.empty(2**50, dtype=torch.uint8), lambda: np.empty(2**50, dtype=np.uint8)):
+        with pytest.raises((RuntimeError, MemoryError)) as caught:
+            allocate()
+        assert is_out_of_memory(caught.value)
+    assert not is_out_of_memory(RuntimeError("shapes cannot be multiplied"))
+
+
+def test_an_unknown_switch_is_one_line(workspace: Path, tmp_path: Path) -> None:
+    done = finish(start(flags(workspace, tmp_path, steps=1), DM05_PERF_R18="1"))
+    assert done.returncode == 0
+    assert done.stderr.splitlines() == [
+        "dm05-train: warning: DM05_PERF_R18 is not a switch of dm05-train and does nothing; "
+        "did you mean DM05_PERF_R18_CUDA_GRAPH?"
+    ]
+
+
+def test_another_split_cannot_be_continued(workspace: Path, unbroken: Path, tmp_path: Path) -> None:
+    path = unbroken / "checkpoint-000002"
+    done = run(flags(workspace, tmp_path, model_config__model_name_or_path=path, data_config__val_episodes=1))
+    fails(done, "samples an epoch", "--data-config.val-episodes", "resume never")
 
 
 def test_resumed_to_the_bit(workspace: Path, unbroken: Path, tmp_path: Path) -> None:

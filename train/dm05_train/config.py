@@ -28,7 +28,7 @@ def _require(good: bool, what: str, flag: str, fix: str) -> None:
         raise UsageError(what, where=flag, fix=fix)
 
 
-def _require_number(value: float, flag: str, *, above: float | None = None, least: float = 0.0) -> None:
+def require_number(value: float, flag: str, *, above: float | None = None, least: float = 0.0) -> None:
     """Refuse what is not finite, or not ``above`` a bound, or under the ``least`` there may be."""
     good = math.isfinite(value) and (value > above if above is not None else value >= least)
     bound = f"above {above:g}" if above is not None else f"of {least:g} or more"
@@ -124,10 +124,10 @@ class OptimizerConfig:
 
     def __post_init__(self) -> None:
         for name in ("base_lr", "eps"):
-            _require_number(getattr(self, name), f"--optimizer-config.{name.replace('_', '-')}", above=0)
+            require_number(getattr(self, name), f"--optimizer-config.{name.replace('_', '-')}", above=0)
         for name in ("weight_decay", "muon_lr_scale", "muon_coefficient"):
-            _require_number(getattr(self, name), f"--optimizer-config.{name.replace('_', '-')}")
-        _require_number(self.muon_ns_steps, "--optimizer-config.muon-ns-steps", least=1)
+            require_number(getattr(self, name), f"--optimizer-config.{name.replace('_', '-')}")
+        require_number(self.muon_ns_steps, "--optimizer-config.muon-ns-steps", least=1)
         _require(
             self.warmup_steps >= 0, "a warm-up cannot be negative", "--optimizer-config.warmup-steps", "Give 0 or more"
         )

@@ -19,6 +19,7 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
+from dm05_schemas.errors import UsageError
 from dm05_schemas.registry import DatasetSpec, lookup
 from dm05_schemas.sample import denormalise
 from dm05_schemas.stats import NormStats
@@ -33,7 +34,6 @@ from dm05_train.config import TrainConfig, is_run_checkpoint
 from dm05_train.data.dataset import MemoryMappedDataset
 from dm05_train.data.loader import Loader
 from dm05_train.env import World
-from dm05_train.errors import TrainError
 from dm05_train.inputs import prompt_builder, statistics, training_data
 from dm05_train.model.dm05 import DM05
 from dm05_train.model.noise import draw
@@ -261,7 +261,7 @@ def main(arguments: Sequence[str]) -> int:
     config = read_flags(EvalConfig, EvalConfig.defaults(os.environ), arguments, "dm05-train eval", text)
     workspace = Workspace.resolve(config.workspace)
     if config.samples < 1 or config.sample_steps < 1:
-        raise TrainError("an evaluation needs a sample and a step", where="--samples", fix="Give 1 or more")
+        raise UsageError("an evaluation needs a sample and a step", where="--samples", fix="Give 1 or more")
     folder = find_folder(config, workspace)
     setup = prepare(config, workspace)
     if setup.config.split != config.split:

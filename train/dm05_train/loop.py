@@ -10,6 +10,7 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
+from dm05_train.checkpoint import checkpoint_name
 from dm05_train.config import TrainConfig
 from dm05_train.env import World
 from dm05_train.metrics import Metrics, StepLog
@@ -151,6 +152,14 @@ def run_steps(run: Run, saver: Saver, metrics: Metrics, stop: StopSignal) -> Non
             metrics.say(f"told to stop: saved after step {run.step}. Continue from {saver.last}")
             return
     watch.account(log.drain())
+    metrics.flush()
     saver.wait()
-    saved = f"the last checkpoint is {saver.last}" if saver.last else "no checkpoint (--trainer-config.save-at-end)"
-    metrics.say(f"done: {run.step} steps in {metrics.output / 'metrics.jsonl'}; {saved}")
+    metrics.say(f"done: {run.step} steps, metrics in {metrics.output / 'metrics.jsonl'}; {_kept(run, saver)}")
+
+
+def _kept(run: Run, saver: Saver) -> str:
+    """What is kept of a run that has ended."""
+    if saver.last is not None and saver.last.name == checkpoint_name(run.step):
+        return f"saved as {saver.last}"
+    before = f" since {saver.last}" if saver.last else ""
+    return f"nothing was saved{before} (--trainer-config.save-at-end saves the last step)"

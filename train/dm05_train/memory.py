@@ -17,7 +17,7 @@ from dm05_schemas.workspace import Workspace
 
 from dm05_train.activations import BatchShape, activation_bytes
 from dm05_train.build import empty_model, precision_mode
-from dm05_train.config import TrainConfig
+from dm05_train.config import TrainConfig, require_number
 from dm05_train.model.config import DM05Config
 from dm05_train.model.weights import freeze_untrained
 from dm05_train.optim.precision import Mode, moment_dtype, weight_dtype
@@ -157,6 +157,12 @@ class MemoryConfig(TrainConfig):
     """GPUs of the run."""
     gpu_gib: float | None = None
     """Memory of a GPU, to say whether it fits. Default: this machine's first GPU, if there is one."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_number(self.gpus, "--gpus", least=1)
+        if self.gpu_gib is not None:
+            require_number(self.gpu_gib, "--gpu-gib", above=0)
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -10,11 +10,12 @@ or (asynchronously) one interval later, so that no step waits for the device.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from dm05_train.env import World
+from dm05_train.errors import TrainError
 from dm05_train.timing import Moment, moment, seconds_between
 
 
@@ -172,7 +174,8 @@ class Metrics:
         if self._file is None:
             return
         plain = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in row.items()}
-        self._file.write(json.dumps(plain) + "\n")
+        with self._writing():
+            self._file.write(json.dumps(plain) + "\n")
         numbers = {k: v for k, v in plain.items() if isinstance(v, int | float) and k != "step"}
         if self._board is not None:
             for name, value in numbers.items():
@@ -181,15 +184,28 @@ class Metrics:
             self._wandb.log(numbers, step=plain["step"])
 
     def flush(self) -> None:
-        """Hand all rows to the system, so that a checkpoint never knows of steps that the file does not."""
+        """Hand all rows to the system, so that a checkpoint never knows of steps that the file does not.
+
+        Raises:
+            TrainError: they cannot be written (disk full).
+        """
         if self._file is not None:
-            self._file.flush()
+            with self._writing():
+                self._file.flush()
+
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            fix = "Make room, then go on from the last checkpoint with --trainer-config.resume latest"
+            raise TrainError(f"cannot write metrics: {error.strerror or error}", where=self.path, fix=fix) from None
 
     def show(self, step: int, **numbers: str) -> None:
         """Move the bar to ``step``; a run without a terminal gets a plain line instead."""
         if self._file is None:
             return
-        self._file.flush()
+        self.flush()
         if self._bar.disable:
             print(f"step {step}/{self._bar.total}  " + "  ".join(f"{k} {v}" for k, v in numbers.items()), flush=True)
             return
@@ -203,10 +219,11 @@ class Metrics:
             sys.stdout.flush()
 
     def close(self) -> None:
-        """Flush and close everything."""
+        """Close everything; rows that are worth an error were flushed before."""
         if self._file is None:
             return
-        self._file.close()
+        with contextlib.suppress(OSError):
+            self._file.close()
         self._bar.close()
         if self._board is not None:
             self._board.close()

@@ -159,8 +159,8 @@ def check_position(start: Start, samples: int) -> None:
             f"this run trained on {state.dataset_samples:,} samples an epoch and the dataset now has {samples:,}: its "
             "data position means nothing there",
             where=start.folder,
-            fix="Bring the dataset, --data-config.val-episodes and --model-config.chunk-size back to what they were, "
-            "or add --trainer-config.resume never to start anew from its weights",
+            fix="Bring the dataset and --data-config.val-episodes back to what they were, or start anew from its "
+            "weights with --trainer-config.resume never",
         )
 
 
