@@ -36,7 +36,7 @@ def gradients(config: BenchConfig, model_config: DM05Config, switches: Switches,
     loss = float(forward_backward())
     print(f"{dtype}, {'all on' if switches.enable else 'all off'}: loss {loss:.6f}", flush=True)
     found = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
-    return {n: g.float().cpu() for n, g in released_tensors(found, model.packed)}
+    return {n: g.float() for n, g in released_tensors(found, model.packed)}
 
 
 def errors(of: Gradients, against: Gradients) -> dict[str, float]:

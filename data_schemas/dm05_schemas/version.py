@@ -6,5 +6,8 @@ from importlib import metadata
 
 
 def tool_version() -> str:
-    """The version of this distribution."""
-    return metadata.version("dm05")
+    """The version of this distribution; "source" where it runs from a folder on the path and is not installed."""
+    try:
+        return metadata.version("dm05")
+    except metadata.PackageNotFoundError:
+        return "source"

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import difflib
 import importlib
-import importlib.metadata
 import inspect
 import sys
 from typing import NoReturn, Protocol
 
 from dm05_schemas.errors import UsageError
+from dm05_schemas.version import tool_version
 
 PROG = "dm05-prep"
 
@@ -59,7 +59,7 @@ def dispatch(argv: list[str]) -> int | None:
         print(overview())
         return 0
     if word in ("--version", "-V"):
-        print(f"{PROG} {importlib.metadata.version('dm05')}")
+        print(f"{PROG} {tool_version()}")
         return 0
     name = word.replace("_", "-")
     if name not in COMMANDS:
