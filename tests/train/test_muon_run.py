@@ -14,13 +14,14 @@ from safetensors import safe_open
 from training_runs import flags, losses, run
 
 MUON = {"optimizer_config__optim": "muon_adamw"}
+BATCHED = {"DM05_PERF_ENABLE": "1"}
 SAVING = {"save_strategy": "steps", "save_steps": 2, "steps": 4}
 
 
 @pytest.fixture(scope="module")
 def unbroken(workspace: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     output = tmp_path_factory.mktemp("muon") / "outputs"
-    done = run(flags(workspace, output, **SAVING, **MUON))
+    done = run(flags(workspace, output, **SAVING, **MUON), **BATCHED)
     assert done.returncode == 0, done.stderr
     return output
 
@@ -59,7 +60,7 @@ def test_checkpoints_hold_what_each_optimizer_needs(unbroken: Path) -> None:
 def test_resumed_to_the_bit(workspace: Path, unbroken: Path, tmp_path: Path) -> None:
     output = shutil.copytree(unbroken, tmp_path / "outputs")
     path = output / "checkpoint-000002"
-    done = run(flags(workspace, output, model_config__model_name_or_path=path, **SAVING, **MUON))
+    done = run(flags(workspace, output, model_config__model_name_or_path=path, **SAVING, **MUON), **BATCHED)
     assert done.returncode == 0, done.stderr
     assert losses(output) == losses(unbroken)
     again, first = (

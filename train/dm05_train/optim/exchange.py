@@ -17,6 +17,9 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from dm05_train.errors import TrainError
 
+# Its name from torch 2.13 on, where the older one warns.
+_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
@@ -77,7 +80,7 @@ class Replicas:
         own = torch.zeros(longest, dtype=torch.bfloat16, device=device)
         if mine:
             torch.cat([matrix.flatten() for matrix in mine], out=own[: sum(shares[self.rank])])
-        dist.all_gather_into_tensor(gathered, own, group=self.group)
+        _all_gather(gathered, own, group=self.group)
         rows = gathered.split(longest)
         pieces = [iter(row[: sum(share)].split(share)) for row, share in zip(rows, shares, strict=True)]
         return [next(pieces[o]).view(place.rows, place.columns) for place, o in zip(places, owners, strict=True)]
@@ -129,7 +132,7 @@ class Shards:
         padded = part.new_zeros(max(counts))
         padded[: part.numel()] = part.flatten()
         gathered = part.new_empty(self.size * len(padded))
-        dist.all_gather_into_tensor(gathered, padded, group=self.group)
+        _all_gather(gathered, padded, group=self.group)
         parts = [piece[:count] for piece, count in zip(gathered.split(len(padded)), counts, strict=True)]
         return torch.cat(parts).view(place.rows, place.columns)
 

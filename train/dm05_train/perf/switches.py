@@ -83,9 +83,8 @@ class Switches:
         return {f.name: f.metadata["variable"] for f in fields(cls) if "variable" in f.metadata}
 
     def on(self, name: str) -> bool:
-        """Whether a switch counts: asked for, and the master is on (Muon's and DDP's own two stand alone)."""
-        alone = name in ("muon_batched_gather", "ddp_static_graph", "log")
-        return bool(getattr(self, name)) and (self.enable or alone)
+        """Whether a switch counts: asked for, and the master is on (the log reports without it too)."""
+        return bool(getattr(self, name)) and (self.enable or name == "log")
 
     def table(self) -> list[tuple[str, str, str]]:
         """(variable, 1 or 0 as it counts, what it does) of every switch."""
