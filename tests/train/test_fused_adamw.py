@@ -27,11 +27,13 @@ def assert_near(got: torch.Tensor, want: torch.Tensor, mode: str) -> None:
     assert float((got.float() - want.float()).abs().max()) <= tolerance * float(want.float().abs().max())
 
 
+@pytest.mark.parametrize("blocks", [None, 2])
 @pytest.mark.parametrize("mode", ["fp32", "bf16", "bf16_compensated"])
-def test_fused_steps_agree_with_the_reference(mode: str) -> None:
+def test_fused_steps_agree_with_the_reference(mode: str, blocks: int | None) -> None:
     dtype = torch.float32 if mode == "fp32" else torch.bfloat16
     plain, fused = parameters(dtype), parameters(dtype)
     reference, fast = AdamW(plain, mode=mode, **OPTIONS), FusedAdamW(fused, mode=mode, **OPTIONS)  # type: ignore[arg-type]
+    fast.blocks = blocks
     for step in range(3):
         for (_, a), (_, b) in zip(plain, fused, strict=True):
             a.grad = torch.randn_like(a)

@@ -36,7 +36,11 @@ class AdamW(NamedOptimizer):
         eps: added to the root of the bias-corrected second moment.
         weight_decay: the weight shrinks by ``lr * weight_decay`` of itself each step.
         mode: the precision mode.
+
+    ``blocks``: how many thread blocks a fused step may use, so that other work on the device goes on beside it.
     """
+
+    blocks: int | None = None
 
     def __init__(
         self,

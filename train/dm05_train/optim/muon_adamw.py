@@ -17,7 +17,8 @@ from dm05_train.optim.precision import Mode
 class MuonAdamW:
     """A step of both, with the rate and the clip coefficient of one.
 
-    On a GPU the two run side by side: Muon is bound by matmuls (and by the gather, over several GPUs), AdamW by memory.
+    On a GPU the two run side by side: Muon is bound by matmuls (and by the gather, over several GPUs), AdamW by memory,
+    which half of the multiprocessors suffice to saturate.
 
     Args:
         muon: moves some parameters.
@@ -29,7 +30,11 @@ class MuonAdamW:
         self.names: dict[nn.Parameter, str] = muon.names | rest.names
         self.state: dict[nn.Parameter, dict[str, Tensor]] = muon.state | rest.state
         self.steps = rest.steps
-        self.side = torch.cuda.Stream(rest.steps.device) if rest.steps.is_cuda else None
+        self.side: torch.cuda.Stream | None = None
+        self.blocks: int | None = None
+        if rest.steps.is_cuda:
+            self.side = torch.cuda.Stream(rest.steps.device)
+            self.blocks = torch.cuda.get_device_properties(rest.steps.device).multi_processor_count // 2
 
     @property
     def parameters(self) -> list[nn.Parameter]:
@@ -42,6 +47,7 @@ class MuonAdamW:
 
     def step(self, lr: Tensor, grad_scale: Tensor) -> None:
         """One update; see ``AdamW.step``."""
+        self.rest.blocks = self.blocks if self.side is not None else None
         if self.side is None:
             self.muon.step(lr, grad_scale)
             self.rest.step(lr, grad_scale)

@@ -20,6 +20,7 @@ from dm05_train.optim.clip import clip_to, local
 CHUNK = 8192
 BLOCK = 1024
 WARPS = 4
+WALKER_WARPS = 32  # of a program that takes chunk after chunk, each at once: enough loads in flight from few programs
 KEYS = ("exp_avg", "exp_avg_sq")
 
 
@@ -126,18 +127,11 @@ def _update(
 
 
 @triton.jit
-def _adamw_kernel(
-    addresses, sizes, owner, index, count,
-    weight_like, gradient_like, moment_like, remainder_like,
-    scalars,  # lr, grad_scale (0: skip), 1 / correction1, 1 / sqrt(correction2)
-    beta1, beta2, eps, weight_decay,
+def _update_chunk(
+    chunk, addresses, sizes, owner, index, count, weight_like, gradient_like, moment_like, remainder_like,
+    lr, scale, inverse1, inverse2, beta1, beta2, eps, weight_decay,
     COMPENSATED: tl.constexpr, ALIGNED: tl.constexpr, CHUNK: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    chunk = tl.program_id(0)
-    scale = tl.load(scalars + 1)
-    if scale == 0.0:
-        return
-    lr, inverse1, inverse2 = tl.load(scalars), tl.load(scalars + 2), tl.load(scalars + 3)
     tensor = tl.load(owner + chunk)
     begin, size = tl.load(index + chunk) * CHUNK, tl.load(sizes + tensor)
     weights = _base(addresses, 0, tensor, count, weight_like, ALIGNED)
@@ -158,6 +152,33 @@ def _adamw_kernel(
                 weights, gradients, means, squares, remainders, at, at < size,
                 lr, scale, inverse1, inverse2, beta1, beta2, eps, weight_decay, COMPENSATED,
             )  # fmt: skip
+
+
+@triton.jit
+def _adamw_kernel(
+    addresses, sizes, owner, index, count, chunks,
+    weight_like, gradient_like, moment_like, remainder_like,
+    scalars,  # lr, grad_scale (0: skip), 1 / correction1, 1 / sqrt(correction2)
+    beta1, beta2, eps, weight_decay,
+    COMPENSATED: tl.constexpr, ALIGNED: tl.constexpr, WALKS: tl.constexpr, CHUNK: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """WALKS: fewer programs than chunks, each takes several."""
+    scale = tl.load(scalars + 1)
+    if scale == 0.0:
+        return
+    lr, inverse1, inverse2 = tl.load(scalars), tl.load(scalars + 2), tl.load(scalars + 3)
+    if WALKS:
+        for chunk in range(tl.program_id(0), chunks, tl.num_programs(0)):
+            _update_chunk(
+                chunk, addresses, sizes, owner, index, count, weight_like, gradient_like, moment_like, remainder_like,
+                lr, scale, inverse1, inverse2, beta1, beta2, eps, weight_decay, COMPENSATED, ALIGNED, CHUNK, BLOCK,
+            )  # fmt: skip
+    else:
+        _update_chunk(
+            tl.program_id(0), addresses, sizes, owner, index, count,
+            weight_like, gradient_like, moment_like, remainder_like,
+            lr, scale, inverse1, inverse2, beta1, beta2, eps, weight_decay, COMPENSATED, ALIGNED, CHUNK, BLOCK,
+        )  # fmt: skip
 
 
 class FusedAdamW(AdamW):
@@ -194,9 +215,11 @@ class FusedAdamW(AdamW):
         scalars = torch.stack([lr, torch.where(go, grad_scale, 0.0), 1 / correction1, correction2.rsqrt()]).float()
         state = self.state[live[0]]
         compensated = self.mode == "bf16_compensated"
-        _adamw_kernel[(len(table),)](
-            table.addresses, table.sizes, table.owner, table.index, table.addresses.shape[1],
+        walks = self.blocks is not None and self.blocks < len(table)
+        _adamw_kernel[(self.blocks if walks else len(table),)](
+            table.addresses, table.sizes, table.owner, table.index, table.addresses.shape[1], len(table),
             local(live[0].detach()), live[0].grad, state["exp_avg"], state["remainder" if compensated else "exp_avg"],
             scalars, beta1, beta2, self.eps, self.weight_decay,
-            COMPENSATED=compensated, ALIGNED=table.aligned, CHUNK=CHUNK, BLOCK=BLOCK, num_warps=WARPS,
+            COMPENSATED=compensated, ALIGNED=table.aligned, WALKS=walks, CHUNK=CHUNK,
+            BLOCK=CHUNK if walks else BLOCK, num_warps=WALKER_WARPS if walks else WARPS,
         )  # fmt: skip
