@@ -3,9 +3,12 @@
     python tools/bench_muon.py --config checkpoints/DM05/config.json
     python tools/bench_muon.py --config tests/golden/tiny_dm05/config.json --steps 3        (a CPU, tiny)
 
-"All" is everything that fine-tuning trains, "matrices" what Muon moves, "rest" what it leaves to AdamW. Gradients are
-random; a step is timed from the first launch to the last result, clip norm left out. The last column is the ratio to
-``AdamW, all`` of the same kind: torch's fused step, or ours.
+"All" is everything that fine-tuning trains, "rest" what Muon leaves to AdamW. Gradients are random. Each row is timed
+without and with the clip before the step: its norm and, for torch, its pass over the gradients. Ratios are to our
+``AdamW, all``.
+
+On a GPU the times are the device's: it is kept busy while the host launches, as the backward pass does in training.
+(The launches of a step matrix by matrix are more than the device's queue holds; there the host's share counts.)
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ import argparse
 import statistics
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -25,6 +29,9 @@ from dm05_train.optim.muon import Muon, muon_parameters
 from dm05_train.optim.muon_adamw import MuonAdamW
 from dm05_train.optim.precision import Mode, weight_dtype
 from torch import Tensor, nn
+
+# Some 100 ms of an H200.
+SPIN_CYCLES = 200_000_000
 
 Named = list[tuple[str, nn.Parameter]]
 
@@ -52,34 +59,51 @@ def filled(wanted: dict[str, torch.Size], device: torch.device, dtype: torch.dty
     return named
 
 
-def milliseconds(step: Callable[[], None], device: torch.device, steps: int) -> float:
-    """Median time of a step, synchronised before and after."""
-    wait = torch.cuda.synchronize if device.type == "cuda" else lambda: None
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """A row: a step from a rate and a clip factor, and what finds (norm, factor) before it."""
+
+    name: str
+    step: Callable[[Tensor, Tensor], None]
+    clip: Callable[[float], tuple[Tensor, Tensor]]
+
+
+def milliseconds(work: Callable[[], None], device: torch.device, steps: int) -> float:
+    """Median time of a call after two more; on a GPU from event to event, behind a spin that covers the launches."""
     times = []
-    for i in range(steps + 2):
-        wait()
-        start = time.perf_counter()
-        step()
-        wait()
-        if i >= 2:
+    for _ in range(steps + 2):
+        if device.type == "cuda":
+            begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            torch.cuda._sleep(SPIN_CYCLES)
+            begin.record()
+            work()
+            end.record()
+            torch.cuda.synchronize()
+            times.append(begin.elapsed_time(end))
+        else:
+            start = time.perf_counter()
+            work()
             times.append((time.perf_counter() - start) * 1e3)
-    return statistics.median(times)
+    return statistics.median(times[2:])
 
 
-def stock_step(named: Named) -> Callable[[Tensor, Tensor], None]:
-    """The step of torch's AdamW (fused where it can be), which takes its rate from elsewhere."""
-    optimizer = torch.optim.AdamW([p for _, p in named], lr=1e-5, fused=named[0][1].is_cuda)
+def stock(named: Named) -> Case:
+    """torch's AdamW (fused where it can be), which takes its rate from elsewhere, and torch's clip."""
+    parameters = [p for _, p in named]
+    optimizer = torch.optim.AdamW(parameters, lr=1e-5, fused=parameters[0].is_cuda)
+    one = torch.ones((), device=parameters[0].device)
 
     def step(lr: Tensor, grad_scale: Tensor) -> None:
         optimizer.step()
 
-    return step
+    def clip(max_norm: float) -> tuple[Tensor, Tensor]:
+        return nn.utils.clip_grad_norm_(parameters, max_norm), one
+
+    return Case(name="torch AdamW, all", step=step, clip=clip)
 
 
-def optimizers(
-    named: Named, mode: Mode, splits: dict[str, tuple[int, ...]], fused: bool
-) -> Iterator[tuple[str, Callable[[Tensor, Tensor], None]]]:
-    """(what, its step) one after another; the state of the one before is free by then."""
+def cases(named: Named, mode: Mode, splits: dict[str, tuple[int, ...]], fused: bool) -> Iterator[Case]:
+    """One after another; the state of the one before is free by then."""
     matrices, rest = muon_parameters(named)
     adamw, fastest = AdamW, Muon
     if fused:
@@ -94,19 +118,28 @@ def optimizers(
     def muon(kind: type[Muon], batched: bool) -> Muon:
         return kind(matrices, mode=mode, splits=splits, batched=batched)
 
-    yield "torch AdamW, all", stock_step(named)
-    yield "AdamW, all", adam(named).step
-    yield "AdamW, rest", adam(rest).step
-    yield "Muon, matrix by matrix", muon(Muon, batched=False).step
-    yield "Muon, batched", muon(Muon, batched=True).step
+    def case(name: str, optimizer: AdamW | Muon | MuonAdamW) -> Case:
+        return Case(name=name, step=optimizer.step, clip=optimizer.clip_scale)
+
+    yield case("AdamW, all", adam(named))
+    yield stock(named)
+    yield case("AdamW, rest", adam(rest))
+    yield case("Muon, matrix by matrix", muon(Muon, batched=False))
+    yield case("Muon, batched", muon(Muon, batched=True))
     if fused:
-        yield "Muon, batched and fused", muon(fastest, batched=True).step
-    yield "Muon + AdamW, matrix by matrix", MuonAdamW(muon(Muon, batched=False), adam(rest)).step
+        yield case("Muon, batched and fused", muon(fastest, batched=True))
+    yield case("Muon + AdamW, matrix by matrix", MuonAdamW(muon(Muon, batched=False), adam(rest)))
     both = MuonAdamW(muon(fastest, batched=True), adam(rest))
-    yield "Muon + AdamW, batched", both.step
     if both.side is not None:
+        yield case("Muon + AdamW, beside each other", both)
         both.side = None
-        yield "Muon + AdamW, one after another", both.step
+    yield case("Muon + AdamW, one after another", both)
+
+
+def times(case: Case, lr: Tensor, one: Tensor, device: torch.device, steps: int) -> tuple[float, float]:
+    """Milliseconds of a step, and of a step with its clip."""
+    alone = milliseconds(lambda: case.step(lr, one), device, steps)
+    return alone, milliseconds(lambda: case.step(lr, case.clip(1.0)[1]), device, steps)
 
 
 def main() -> None:
@@ -128,13 +161,13 @@ def main() -> None:
         f"{where}, torch {torch.__version__}, {mode}, {len(matrices)} weights with {count['matrices'] / 1e6:.1f} M for"
     )
     print(f"Muon, {len(rest)} with {count['rest'] / 1e6:.1f} M for AdamW; median of {arguments.steps} steps")
-    print(f"{'':32} {'ms':>9} {'x AdamW':>8}")
-    lr, scale, base = torch.tensor(1e-5, device=device), torch.tensor(1.0, device=device), 0.0
-    fused = device.type == "cuda" and not arguments.plain
-    for what, step in optimizers(named, mode, splits, fused):
-        taken = milliseconds(lambda step=step: step(lr, scale), device, arguments.steps)  # type: ignore[misc]
-        base = taken if what.endswith("all") else base
-        print(f"{what:32} {taken:9.3f} {taken / base:8.2f}", flush=True)
+    print(f"{'':32} {'step ms':>9} {'x AdamW':>8} {'with clip':>10} {'x AdamW':>8}")
+    lr, one, base = torch.tensor(1e-5, device=device), torch.tensor(1.0, device=device), None
+    for case in cases(named, mode, splits, device.type == "cuda" and not arguments.plain):
+        alone, clipped = times(case, lr, one, device, arguments.steps)
+        base = base or (alone, clipped)
+        ratio, clipped_ratio = alone / base[0], clipped / base[1]
+        print(f"{case.name:32} {alone:9.3f} {ratio:8.2f} {clipped:10.3f} {clipped_ratio:8.2f}", flush=True)
 
 
 if __name__ == "__main__":

@@ -6,16 +6,19 @@ from typing import Any
 
 import triton
 from dm05_train.perf import fused_adamw, fused_muon
-from dm05_train.perf.ops import common, gelu, heads, layer_norm, prefix, rms, vision_heads
+from dm05_train.perf.ops import common, gelu, heads, layer_norm, prefix, rms, symmetric, vision_heads
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 HOPPER = GPUTarget("cuda", 90, 32)
 # What a parameter is, by its name; all others are BF16 tensors.
-FLOATS = {"scale_out", "scale_next", "stats", "partial", "cos", "sin", "scalars", "source"}
-NUMBERS = {"eps", "scale", "beta1", "beta2", "weight_decay"}
+FLOATS = {"scale_out", "scale_next", "stats", "partial", "cos", "sin", "scalars", "source", "factors"}
+NUMBERS = {"eps", "scale", "beta1", "beta2", "weight_decay", "alpha", "beta", "gamma"}
 COUNTS = {"rows", "length", "heads", "window", "count", "row", "width", "s_batch", "s_head", "s_token"}
+COUNTS |= {"chunks", "M", "K", "a_batch", "a_row", "a_column"}
 TABLES = {"addresses", "sizes", "owner", "index"}
+ADAMW = {"ALIGNED": True, "CHUNK": 8192}
+SYMMETRIC = {"BLOCK": 128, "BLOCK_K": 64, "STAGES": 3, "num_warps": 8}
 
 CASES: list[tuple[Any, dict[str, Any]]] = [
     (rms._add_rms_norm, {"N": 2560, "BLOCK": 4096}),
@@ -34,8 +37,13 @@ CASES: list[tuple[Any, dict[str, Any]]] = [
     (common._sum_rows, {"ROWS": 64, "BLOCK": 32}),
     (common._swap_heads, {"A": 8, "B": 568, "D": 256, "BLOCK": 16}),
     (fused_adamw._square_sum_kernel, {"ALIGNED": True, "CHUNK": 8192, "BLOCK": 1024}),
-    (fused_adamw._adamw_kernel, {"COMPENSATED": False, "ALIGNED": True, "CHUNK": 8192, "BLOCK": 1024}),
-    (fused_adamw._adamw_kernel, {"COMPENSATED": True, "ALIGNED": True, "CHUNK": 8192, "BLOCK": 1024}),
+    (fused_adamw._adamw_kernel, ADAMW | {"COMPENSATED": False, "WALKS": False, "BLOCK": 1024}),
+    (fused_adamw._adamw_kernel, ADAMW | {"COMPENSATED": True, "WALKS": False, "BLOCK": 1024}),
+    (fused_adamw._adamw_kernel, ADAMW | {"COMPENSATED": True, "WALKS": True, "BLOCK": 8192, "num_warps": 32}),
+    (symmetric._symmetric, SYMMETRIC | {"other": None, "factors": None, "EVEN": True, "a_column": 1}),
+    (symmetric._symmetric, SYMMETRIC | {"other": None, "factors": None, "EVEN": True, "a_row": 1}),
+    (symmetric._symmetric, SYMMETRIC | {"EVEN": True, "a_column": 1}),
+    (symmetric._symmetric, SYMMETRIC | {"EVEN": False, "a_column": 1}),
 ]
 
 
@@ -58,11 +66,12 @@ def kind(name: str, constants: dict[str, Any]) -> str:
 
 def main() -> None:
     assert fused_muon.CHUNK == fused_adamw.CHUNK
-    for function, constants in CASES:
+    for function, given in CASES:
+        constants = {name: value for name, value in given.items() if name != "num_warps"}
         signature = {name: kind(name, constants) for name in function.arg_names}
         aligned = {(i,): [["tt.divisibility", 16]] for i, k in enumerate(signature.values()) if k[0] in "*i"}
         source = ASTSource(function, signature=signature, constexprs=constants, attrs=aligned)
-        built = triton.compile(source, target=HOPPER, options={"num_warps": 4})
+        built = triton.compile(source, target=HOPPER, options={"num_warps": given.get("num_warps", 4)})
         assert ".local" not in built.asm["ptx"], f"{function.__name__} spills"
         print(function.__name__)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from dm05_train.optim.adamw import AdamW
 from dm05_train.optim.clip import clip_scale
 from dm05_train.optim.muon import Muon, muon_parameters
 from dm05_train.optim.muon_adamw import MuonAdamW, build_muon_adamw
-from dm05_train.optim.orthogonal import EPS, cost, deal, neighbours, orthogonalise, orthogonalise_in_batches
+from dm05_train.optim.orthogonal import EPS, cost, deal, in_batches, neighbours, orthogonalise
 from dm05_train.optim.precision import Mode, read_master
 from muon_ranks import COUNTS, KINDS, SIZES, Run, matrices, run_rank
 from torch import Tensor, nn
@@ -370,6 +371,6 @@ def test_same_shapes_lie_next_to_each_other() -> None:
     for matrix in made:
         matrix.fill_(1.0)
     same = [matrix for matrix, shape in zip(made, shapes, strict=True) if shape == (2, 3)]
-    results = orthogonalise_in_batches(made, 1)
+    results = in_batches(partial(orthogonalise, steps=1), made)
     assert [tuple(r.shape) for r in results] == shapes
     assert all((matrix < 1.0).all() for matrix in same)  # normalised where they lie

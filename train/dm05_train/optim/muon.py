@@ -30,7 +30,7 @@ from dm05_train.errors import TrainError
 from dm05_train.optim.base import NamedOptimizer
 from dm05_train.optim.clip import local
 from dm05_train.optim.exchange import Place, Replicas, Shards
-from dm05_train.optim.orthogonal import COEFFICIENTS, EPS, cost, deal, neighbours, orthogonalise_in_batches
+from dm05_train.optim.orthogonal import COEFFICIENTS, EPS, cost, deal, in_batches, neighbours, orthogonalise
 from dm05_train.optim.precision import Mode, read_master, write_master
 
 Named = tuple[str, nn.Parameter]
@@ -172,6 +172,10 @@ class Muon(NamedOptimizer):
             new = old * (1 - rate * self.weight_decay) - rate * matrix.scale * update.float()
             write_master(weight, state, torch.where(ready[i], new, old))
 
+    def orthogonal(self, stack: Tensor) -> Tensor:
+        """The matrices of a stack (BF16 [N, R, C], spent) made orthogonal."""
+        return orthogonalise(stack, self.ns_steps)
+
     def _ready(self, go: Tensor) -> tuple[list[Matrix], Tensor]:
         """The matrices to work on, and a bool [matrices] on the device: whether each moves."""
         if not self.exchange.groups:
@@ -219,7 +223,7 @@ class Muon(NamedOptimizer):
         left = iter(parts)
         self.direct(matrices, ready, grad_scale, [next(left) if wanted else None for wanted in sent])
         mine = self.exchange.to_owners(parts, places, owners)
-        return self.exchange.from_owners(orthogonalise_in_batches(mine, self.ns_steps), places, owners, ready.device)
+        return self.exchange.from_owners(in_batches(self.orthogonal, mine), places, owners, ready.device)
 
 
 def _places(name: str, parameter: nn.Parameter, splits: tuple[int, ...] | None) -> list[Place]:

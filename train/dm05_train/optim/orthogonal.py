@@ -7,7 +7,7 @@ which singular values down to 1/500 of the matrix's Frobenius norm reach in five
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -42,8 +42,13 @@ def orthogonalise(stack: Tensor, steps: int) -> Tensor:
     return stack
 
 
-def orthogonalise_in_batches(matrices: Sequence[Tensor], steps: int) -> list[Tensor]:
-    """Orthogonalise BF16 matrices ``[R, C]``, those of one shape together; results are new, arguments spent."""
+def in_batches(orthogonal: Callable[[Tensor], Tensor], matrices: Sequence[Tensor]) -> list[Tensor]:
+    """Orthogonalise BF16 matrices ``[R, C]``, those of one shape together; results are new, arguments spent.
+
+    Args:
+        orthogonal: what does it to a stack [N, R, C].
+        matrices: of any shapes, in any order.
+    """
     by_shape: dict[torch.Size, list[int]] = {}
     for number, matrix in enumerate(matrices):
         by_shape.setdefault(matrix.shape, []).append(number)
@@ -52,7 +57,7 @@ def orthogonalise_in_batches(matrices: Sequence[Tensor], steps: int) -> list[Ten
         limit = max(1, STACK_ELEMENTS // max(1, shape.numel()))
         for start in range(0, len(numbers), limit):
             part = numbers[start : start + limit]
-            results |= zip(part, orthogonalise(_stack([matrices[i] for i in part]), steps).unbind(), strict=True)
+            results |= zip(part, orthogonal(_stack([matrices[i] for i in part])).unbind(), strict=True)
     return [results[number] for number in range(len(matrices))]
 
 

@@ -1,4 +1,4 @@
-"""Muon's passes over weights, gradients and momentum as one kernel each; the matmuls between them are cuBLAS's.
+"""Muon's passes over weights, gradients and momentum as one kernel each, its symmetric products at half the work.
 
 One kernel reads gradient and momentum once and writes momentum and direction (8 bytes a parameter where all are BF16),
 the other reads the orthogonal update and moves the weight (6 bytes, or 10 with a remainder). Numbers and state are
@@ -16,6 +16,7 @@ from torch import Tensor
 
 from dm05_train.optim.muon import Matrix, Muon
 from dm05_train.perf.fused_adamw import BLOCK, CHUNK, WARPS, TensorTable, _base, read_weight, write_weight
+from dm05_train.perf.ops.symmetric import newton_schulz
 
 
 @triton.jit
@@ -132,6 +133,10 @@ class FusedMuon(Muon):
             ready.to(torch.int32), self._vector([matrix.scale for matrix in matrices]), rate, self.weight_decay,
             COMPENSATED=compensated, ALIGNED=table.aligned, CHUNK=CHUNK, BLOCK=BLOCK, num_warps=WARPS,
         )  # fmt: skip
+
+    def orthogonal(self, stack: Tensor) -> Tensor:
+        """See ``Muon.orthogonal``."""
+        return newton_schulz(stack, self.ns_steps)
 
     def _table(self, name: str, matrices: Sequence[Matrix], lists: Sequence[Sequence[Tensor]]) -> TensorTable | None:
         """The addresses of some tensors on the device; None when the kernels cannot walk them."""
