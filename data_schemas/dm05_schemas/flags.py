@@ -25,10 +25,11 @@ def parse_flags(
     """An instance of the dataclass ``kind`` from flags laid over ``default``; ``--help`` prints and exits 0.
 
     Raises:
-        UsageError: an unknown flag (the nearest real one is offered) or a value that does not fit.
+        UsageError: an unknown flag (the nearest real one is offered), a value that does not fit, or an empty one.
     """
     import tyro
 
+    _refuse_empty(arguments)
     laid_over: dict[str, Any] = {} if default is None else {"default": default}
     complaint = io.StringIO()
     try:
@@ -41,6 +42,17 @@ def parse_flags(
         if not stop.code:
             raise
         raise _usage_error(complaint.getvalue(), prog) from None
+
+
+def _refuse_empty(arguments: Sequence[str]) -> None:
+    """No flag has a use for an empty value; as a path it would name the current folder, which nobody asked for."""
+    for before, word in zip(["", *arguments], arguments, strict=False):
+        flag, equals, value = word.partition("=")
+        if not word.strip():
+            flag = before if before.startswith("--") else "an argument"
+        elif not (word.startswith("--") and equals and not value.strip()):
+            continue
+        raise UsageError("an empty value", where=flag, fix="Give a value, or leave it out for the default")
 
 
 def _usage_error(box: str, prog: str) -> UsageError:

@@ -73,7 +73,7 @@ def overview() -> str:
     """The text of ``dm05-prep --help``."""
     lines = [f"usage: {PROG} COMMAND [OPTIONS]", "", "Prepare data for training DM05.", "", "commands:"]
     lines += [f"  {name:<11} {summary}" for name, (_, summary) in COMMANDS.items()]
-    lines += ["", "start here:"]
+    lines += ["", "Examples:"]
     lines += [f"  {PROG} dataset --source hf --workspace dm05", f"  {PROG} COMMAND --help", ""]
     return "\n".join(lines).rstrip()
 

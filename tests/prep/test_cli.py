@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Literal
 
 import pytest
@@ -63,7 +63,7 @@ def test_words(capsys: pytest.CaptureFixture[str]) -> None:
         assert dispatch([word]) == 0
     assert dispatch(["--version"]) == 0
     out = capsys.readouterr().out
-    assert all(f"  {name} " in out for name in COMMANDS) and "dm05-prep 0." in out
+    assert all(f"  {name} " in out for name in COMMANDS) and "\nExamples:\n  " in out and "dm05-prep 0." in out
     with pytest.raises(UsageError, match="Did you mean: dm05-prep norm-stats"):
         dispatch(["norm_stat"])
     with pytest.raises(UsageError, match=r"unknown command 'xyzzy'\. See: dm05-prep --help"):
@@ -79,8 +79,18 @@ def test_every_command_has_help_with_examples(name: str, capsys: pytest.CaptureF
         dispatch([name, "--help"])
     assert not caught.value.code
     out = capsys.readouterr().out
-    assert f"dm05-prep {name}" in out and "Examples:" in out
+    assert f"dm05-prep {name}" in out and "\nExamples:\n  " in out
     assert callable(load(name).run)
+
+
+@pytest.mark.parametrize("name", sorted(COMMANDS))
+def test_no_path_may_be_empty(name: str) -> None:
+    """It would be the current folder, which nobody asked for."""
+    paths = [f.name for f in fields(load(name)) if "Path" in str(f.type)]
+    assert paths
+    for flag in (f"--{path.replace('_', '-')}" for path in paths):
+        with pytest.raises(UsageError, match="empty value"):
+            dispatch([name, flag, ""])
 
 
 def test_the_overview_needs_nothing_heavy() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import pytest
 from dm05_schemas.errors import UsageError
@@ -19,6 +20,8 @@ class Inner:
 class Flags:
     chunk_size: int = 10
     """How many."""
+    folder: Path | None = None
+    """Where."""
     inner: Inner = field(default_factory=Inner)
 
 
@@ -52,6 +55,22 @@ def test_a_wrong_word_is_one_line(arguments: list[str], words: list[str], capsys
     for word in [*words, "See: tool --help"]:
         assert word in str(error.value)
     assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "where"),
+    [
+        (["--folder", ""], "--folder: an empty value"),
+        (["--folder="], "--folder: an empty value"),
+        (["--folder", "  "], "--folder: an empty value"),
+        (["--chunk-size", "3", "--folder", "", "--inner.rate", "1"], "--folder: an empty value"),
+        ([""], "an argument: an empty value"),
+    ],
+)
+def test_an_empty_value_is_not_the_current_folder(arguments: list[str], where: str) -> None:
+    with pytest.raises(UsageError, match=where):
+        read(*arguments)
+    assert read("--folder", ".").folder == Path(".")
 
 
 def test_help_ends_well(capsys: pytest.CaptureFixture[str]) -> None:

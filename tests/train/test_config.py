@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+import re
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -131,6 +133,7 @@ def test_help_is_a_page_a_person_can_use() -> None:
     done = dm05_train("--help")
     assert done.returncode == 0
     for word in (
+        "\nExamples:\n  ",
         "--data-config.dataset-name",
         "checkpoint",
         "DM05_PERF_ENABLE",
@@ -140,6 +143,33 @@ def test_help_is_a_page_a_person_can_use() -> None:
         assert word in done.stdout
     every = [line for line in done.stdout.splitlines() if "--trainer-config." in line and "usage" not in line]
     assert len(every) >= 18
+
+
+@pytest.mark.parametrize("module", ["evaluate", "memory", "bench", "plot"])
+def test_every_help_page_has_examples_and_says_what_each_flag_does(
+    module: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as stop:
+        import_module(f"dm05_train.{module}").main(["--help"])
+    assert not stop.value.code
+    out = capsys.readouterr().out
+    assert "\nExamples:\n  " in out
+    untold = re.findall(r"(--\S+) [A-Z|{}]+[ │\n]+\(default", out)
+    assert not untold
+
+
+@pytest.mark.parametrize(
+    "flag",
+    [
+        "--workspace",
+        "--data-config.norm-stats-root",
+        "--model-config.model-name-or-path",
+        "--trainer-config.output-dir",
+    ],
+)
+def test_no_path_may_be_empty(flag: str) -> None:
+    with pytest.raises(UsageError, match=f"{flag}: an empty value"):
+        read(flag, "")
 
 
 def test_a_wrong_flag_ends_with_2_and_offers_the_right_one() -> None:

@@ -51,13 +51,17 @@ class BenchConfig:
     model_config: Path = RELEASED
     """A config.json; by default the released model's."""
     per_device_batch: int = 8
+    """Samples of a step."""
     prefix: int = 568
     """Tokens of the longest prompt, rounded up to 8."""
     padded: int = 1024
     """What the plain path pads prompts to."""
     chunk_size: int = 10
+    """Actions predicted at once."""
     precision: Mode = "bf16_compensated"
+    """Of weights and moments, as in dm05-train."""
     steps: int = 10
+    """Steps timed, after two that are not."""
     cases: str = "plain,each,without,all"
     """Which: plain, each (every switch alone), without (all but one), all; or names such as all-bf16."""
     out: Path | None = None
@@ -264,7 +268,11 @@ def main(arguments: Sequence[str]) -> int:
     from dm05_train.bench_report import table, write
     from dm05_train.cli import read_flags
 
-    text = "Time the plain path, each switch and all of them.\n\n  dm05-train bench --per-device-batch 8 --out bench"
+    text = """Time the plain path, each switch and all of them.
+
+Examples:
+  dm05-train bench --per-device-batch 8 --out bench
+  dm05-train bench --cases all,all-bf16,plain                    the end result alone"""
     config = read_flags(BenchConfig, BenchConfig(), arguments, "dm05-train bench", text)
     world = World.from_env({})
     raw = json.loads(config.model_config.read_text("utf-8")) | {"chunk_size": config.chunk_size}

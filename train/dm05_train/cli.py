@@ -25,6 +25,7 @@ COMMANDS = {
 
 DESCRIPTION = """Fine-tune DM05.
 
+Examples:
   dm05-train                                              the workspace here, its released weights, 300 steps
   dm05-train --workspace W --trainer-config.num-train-steps 2000 --trainer-config.save-strategy steps
   dm05-train --model-config.model-name-or-path OUTPUT/checkpoint-000100      goes on where that run stopped

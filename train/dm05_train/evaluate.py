@@ -256,6 +256,7 @@ def main(arguments: Sequence[str]) -> int:
 
     text = """How good a checkpoint is: loss on held-out episodes, action error a dim in real units, and a plot.
 
+Examples:
   dm05-train eval --workspace W                                   the newest checkpoint of the output folder
   dm05-train eval --model-config.model-name-or-path CHECKPOINT --samples 1000"""
     config = read_flags(EvalConfig, EvalConfig.defaults(os.environ), arguments, "dm05-train eval", text)

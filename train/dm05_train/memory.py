@@ -169,7 +169,11 @@ def main(arguments: Sequence[str]) -> int:
     """The command; its flags are those of ``dm05-train``."""
     from dm05_train.cli import read_flags
 
-    text = "What a training run needs per GPU, from the same flags as dm05-train.\n\n  dm05-train memory --gpus 8"
+    text = """What a training run needs per GPU, from the same flags as dm05-train.
+
+Examples:
+  dm05-train memory --gpus 8
+  dm05-train memory --gpu-gib 48 --trainer-config.gradient-checkpointing"""
     config = read_flags(MemoryConfig, MemoryConfig.defaults(os.environ), arguments, "dm05-train memory", text)
     workspace, switches = Workspace.resolve(config.workspace), Switches.from_env(os.environ)
     spec = lookup(config.data_config.dataset_name, workspace)

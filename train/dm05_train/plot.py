@@ -5,6 +5,7 @@ A run is a ``metrics.jsonl``, or the output folder that holds one.
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 import sys
@@ -14,6 +15,7 @@ from pathlib import Path
 
 import tyro
 from dm05_schemas.cli import run as run_command
+from dm05_schemas.flags import parse_flags
 
 from dm05_train.errors import TrainError
 
@@ -100,7 +102,12 @@ def plot_curves(curves: Sequence[Curve], out: Path) -> Path:
 
 @dataclass(frozen=True, kw_only=True)
 class PlotConfig:
-    """Draw the loss curves of one or several runs into one picture."""
+    """Draw the loss curves of one or several runs into one picture.
+
+    Examples:
+      python -m dm05_train.plot outputs --out loss.png
+      python -m dm05_train.plot run_a run_b/metrics.jsonl
+    """
 
     runs: tyro.conf.Positional[tuple[Path, ...]]
     """Output folders of runs, or their metrics.jsonl."""
@@ -110,7 +117,8 @@ class PlotConfig:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Read, draw, and say where the picture is."""
-    config = tyro.cli(PlotConfig, prog="python -m dm05_train.plot", args=arguments)
+    words = sys.argv[1:] if arguments is None else arguments
+    config = parse_flags(PlotConfig, words, prog=PROG, description=inspect.getdoc(PlotConfig))
     if not config.runs:
         raise TrainError("no run given", fix="Name the output folder of a run")
     curves = [read_curve(path) for path in config.runs]

@@ -181,11 +181,13 @@ class ValidateCommand:
     """Check a dataset against the contract; exit 1 when something is wrong.
 
     Fast, the default, takes seconds: folders, index, statistics, pack, first and last frame of every episode. --deep
-    reads every frame and every image file.
+    reads every frame, and every image file's header and end. Damage among the pixels of an image shows only when they
+    are decoded: --deep --decode.
 
     Examples:
       dm05-prep validate
       dm05-prep validate --deep --json report.json
+      dm05-prep validate --deep --decode             decode every image too
       dm05-prep validate --deep --sample 1000        every frame, but the images of 1,000 only
       dm05-prep validate --fix                       mend what can be mended without loss, then check
       dm05-prep validate --deep --format github      annotations for a GitHub workflow
@@ -198,7 +200,7 @@ class ValidateCommand:
     sample: int | None = None
     """With --deep: look at the images of this many frames, chosen evenly at random."""
     decode: bool = False
-    """With --deep: decode every pixel of the images too."""
+    """With --deep: decode every pixel of the images too, which alone finds damage between header and end."""
     fix: bool = False
     """First mend blank lines, line ends, byte order marks, UTF-16 and a stale index, through new files."""
     all: bool = False
