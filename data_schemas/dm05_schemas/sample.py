@@ -15,11 +15,30 @@ from dm05_schemas.errors import DataError
 Float32 = NDArray[np.float32]
 
 RANGE_EPS = np.float32(1e-6)
+ALWAYS_ALLOWED = 100
+"""Chunks of this length are taken from episodes of any length."""
 
 
 def sample_count(frames: int) -> int:
     """Number of samples of an episode: one a frame except the last."""
     return max(frames - 1, 0)
+
+
+def require_chunk(chunk_size: int, longest: int, dataset: str) -> None:
+    """That chunks hold more than repetitions of the last row: refused when longer than any episode (and than most use).
+
+    Args:
+        chunk_size: H.
+        longest: frames of the longest episode.
+        dataset: its name, for the text.
+
+    Raises:
+        DataError: they are longer.
+    """
+    most = max(longest, ALWAYS_ALLOWED)
+    if chunk_size > most:
+        what = f"a chunk of {chunk_size:,} actions is longer than any episode of {dataset}"
+        raise DataError(f"{what}: the longest has {longest:,} frames", fix=f"Give a chunk size of {most:,} or less")
 
 
 def chunk_rows(frames: int, t: ArrayLike, chunk_size: int, from_states: bool) -> NDArray[np.int64]:

@@ -19,6 +19,7 @@ from dm05_schemas.episode import scan_episode
 from dm05_schemas.errors import DataError, UsageError
 from dm05_schemas.index import index_path, read_index
 from dm05_schemas.registry import DatasetSpec, lookup
+from dm05_schemas.sample import require_chunk
 from dm05_schemas.stats import (
     FIELDS,
     NormStats,
@@ -97,7 +98,8 @@ def compute(
         progress: show bars.
 
     Raises:
-        DataError: the first unacceptable frame, with file and line, or relative mode for dims that differ.
+        DataError: the first unacceptable frame, with file and line, relative mode for dims that differ, or a chunk
+            longer than any episode.
     """
     if not 1 <= chunk_size <= MAX_CHUNK:
         raise DataError(f"chunk size must be 1 to {MAX_CHUNK:,}, not {chunk_size}")
@@ -105,7 +107,10 @@ def compute(
         dims = f"{spec.action_dim} action and {spec.state_dim} state dims"
         raise DataError(f"relative mode needs as many of both, {spec.name} has {dims}", fix="Use absolute mode")
     folder = out if out is not None else workspace.norm_stats_dir
-    fingerprint = build_index(workspace, spec, jobs=jobs, progress=progress).fingerprint
+    built = build_index(workspace, spec, jobs=jobs, progress=progress)
+    longest = max((entry.frames for entry in read_index(built.path, workspace, spec).entries.values()), default=0)
+    require_chunk(chunk_size, longest, spec.name)
+    fingerprint = built.fingerprint
     held = None if force else _current(folder, spec.name, chunk_size, action_mode, fingerprint)
     if held is not None:
         return held

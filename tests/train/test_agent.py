@@ -120,7 +120,11 @@ def test_a_killed_rank_ends_the_others_with_a_message(workspace: Path, tmp_path:
     done = finish(process)
     assert done.returncode == 1 and time.monotonic() - began < 40
     last = done.stderr.strip().splitlines()[-1]
-    assert "was killed by SIGKILL" in last and "resume latest" in last and "Traceback" not in done.stderr
+    assert (
+        "was killed by SIGKILL" in last
+        and "start again with the same command" in last
+        and "Traceback" not in done.stderr
+    )
 
 
 def without(folder: Path, empty: Path) -> list[str]:

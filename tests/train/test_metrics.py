@@ -46,11 +46,14 @@ def test_rows_are_strict_json(tmp_path: Path) -> None:
 
 
 def test_a_full_disk_is_told_with_the_file(tmp_path: Path) -> None:
-    metrics = Metrics(World(), tmp_path, step=0, total=2, report_to=(), config={})
+    more = {"report_to": (), "config": {}, "advice": lambda: "Go on so"}
+    metrics = Metrics(World(), tmp_path, step=0, total=2, **more)  # type: ignore[arg-type]
     with open("/dev/full", "w", encoding="utf-8") as full:
         metrics._file = full
         metrics.write({"step": 1})
-        with pytest.raises(TrainError, match=r"metrics\.jsonl: cannot write metrics: No space left.*resume latest"):
+        with pytest.raises(
+            TrainError, match=r"metrics\.jsonl: cannot write metrics: No space left.*Make room. Go on so"
+        ):
             metrics.flush()
         metrics.close()  # an error on its way out is not replaced by another
 

@@ -17,13 +17,17 @@ from types import FrameType
 
 from dm05_train.env import first_line
 from dm05_train.errors import TrainError
+from dm05_train.kept import Kept
 
 FORWARDED = (signal.SIGTERM, signal.SIGUSR1)
 LEFT_TO_TORCHRUN = "SIGINT,SIGHUP,SIGQUIT"
 
 
-def run_ranks(torchrun: Sequence[str], environ: Mapping[str, str]) -> int:
+def run_ranks(torchrun: Sequence[str], environ: Mapping[str, str], kept: Kept) -> int:
     """Run torchrun with these arguments and this environment until all ranks have ended.
+
+    Args:
+        kept: knows what to do when a rank fails.
 
     Returns:
         0; or 128 + the signal that arrived before any rank was started.
@@ -47,7 +51,7 @@ def run_ranks(torchrun: Sequence[str], environ: Mapping[str, str]) -> int:
     try:
         torch_run.run(arguments)
     except ChildFailedError as error:
-        raise TrainError(_describe(error)) from None
+        raise TrainError(_describe(error), fix=kept.advice()) from None
     except (DistError, RendezvousError, TimeoutError) as error:
         raise TrainError(
             f"the machines did not find each other: {first_line(error)}",
@@ -103,7 +107,4 @@ def _describe(error: object) -> str:
             how += (
                 " (the kernel does that when memory runs out; fewer --trainer-config.dataloader-num-workers need less)"
             )
-    return (
-        f"rank {rank} on {socket.gethostname()} {how}, and the other ranks here were stopped. "
-        "Start again from the last checkpoint with --trainer-config.resume latest"
-    )
+    return f"rank {rank} on {socket.gethostname()} {how}, and the other ranks here were stopped"

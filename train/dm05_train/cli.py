@@ -52,15 +52,16 @@ def read_train_config(arguments: Sequence[str]) -> TrainConfig:
 
 def train(arguments: Sequence[str]) -> int:
     """Train in this process, or start one process a GPU and wait for them."""
-    config = read_train_config(arguments)
-    from dm05_train.env import under_torchrun
+    from dm05_train.env import speaking_in_turn, under_torchrun
 
+    with speaking_in_turn(os.environ):
+        config = read_train_config(arguments)
     if not under_torchrun(os.environ):
         from dm05_train.launch import count_gpus, plan, start
 
         chosen = plan(os.environ, count_gpus())
         if chosen.processes > 1:
-            return start(chosen, arguments, os.environ)
+            return start(chosen, config, arguments, os.environ)
     from dm05_train.train import train as train_here
 
     return train_here(config, os.environ)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import importlib.util
 import math
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -19,6 +20,7 @@ from dm05_schemas.errors import UsageError
 
 C = TypeVar("C", bound="TrainConfig")
 Precision = Literal["auto", "fp32", "bf16", "bf16_compensated", "fp32_master"]
+LEAST_WORKERS_ALLOWED, WORKERS_A_CORE = 16, 4
 MOST_MINUTES = 525_600
 """A year; torch counts its waits in milliseconds and overflows beyond some."""
 
@@ -33,6 +35,16 @@ def require_number(value: float, flag: str, *, above: float | None = None, least
     good = math.isfinite(value) and (value > above if above is not None else value >= least)
     bound = f"above {above:g}" if above is not None else f"of {least:g} or more"
     _require(good, f"{value} is out of range", flag, f"Give a number {bound}")
+
+
+def usable_cores() -> int:
+    """Cores that this process may run on."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def most_workers() -> int:
+    """Data workers a rank may have: each holds two batches and starts a Python of its own."""
+    return max(LEAST_WORKERS_ALLOWED, WORKERS_A_CORE * usable_cores())
 
 
 def whole_number(text: str) -> int | None:
@@ -213,11 +225,14 @@ class TrainerConfig:
             "--trainer-config.save-total-limit",
             "Give 1 or more, or leave it out to keep all",
         )
+        most, workers = most_workers(), self.dataloader_num_workers
         _require(
-            self.dataloader_num_workers >= 0,
-            "workers cannot be negative",
+            0 <= workers <= most,
+            f"{workers} workers cannot be"
+            if workers < 0
+            else f"{workers} workers a rank are more than the {usable_cores()} cores here can serve",
             "--trainer-config.dataloader-num-workers",
-            "Give 0 or more",
+            f"Give 0 to {most}; about one a core is enough",
         )
         _require(
             0 < self.max_grad_norm < math.inf,

@@ -11,6 +11,7 @@ import gc
 import os
 import re
 import socket
+import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
@@ -28,6 +29,9 @@ CPU = torch.device("cpu")
 LIKE_TORCHRUN = (
     "RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT are set by torchrun: start with it, or unset them"
 )
+TURN_SECONDS = 10.0
+HUSH_SECONDS = 1.0
+"""A rank that leaves the word to another gives it time to speak: torchrun stops all when the first of them ends."""
 PEER_NOISE = re.compile(r"\[\S+\.cc:\d+\]|This is typically caused .*")
 PEER_WORDS = ("gloo", "nccl", "connection reset", "connection closed", "timed out waiting", "broken pipe", "store")
 
@@ -119,13 +123,29 @@ def leave() -> None:
         dist.destroy_process_group()
 
 
+@contextlib.contextmanager
+def speaking_in_turn(environ: Mapping[str, str]) -> Iterator[None]:
+    """What all ranks of a machine find wrong before they meet is said by the first of them.
+
+    The others wait meanwhile: torchrun ends them when the first one has ended.
+    """
+    try:
+        yield
+    except DM05Error:
+        if under_torchrun(environ) and environ["LOCAL_RANK"] != "0":
+            time.sleep(TURN_SECONDS)
+        raise
+
+
 def together(world: World, action: Callable[[], T]) -> T:
-    """Run something on every rank; when it fails on any, every rank ends, and two name the rank and machine at fault.
+    """Run something on every rank; when it fails on any, every rank ends, and rank 0 names the rank and machine.
+
+    The first rank at fault says it too when it is on another machine, whose log then tells.
 
     Raises:
         DM05Error: this rank's own error.
         TrainError: another rank failed, and this is rank 0.
-        SystemExit: another rank failed, and others say so.
+        SystemExit: a rank failed, and others say so.
     """
     mine: DM05Error | None = None
     result: Any = None
@@ -139,8 +159,9 @@ def together(world: World, action: Callable[[], T]) -> T:
         texts: list[str | None] = [None] * world.size
         dist.all_gather_object(texts, None if mine is None else f"rank {world.rank} on {socket.gethostname()}: {mine}")
         failed = [rank for rank, text in enumerate(texts) if text is not None]
-        if failed and world.rank not in (0, failed[0]):
-            raise SystemExit(1)  # rank 0 and the first at fault say it for all
+        if failed and not (world.is_main or (world.rank == failed[0] and world.node > 0)):
+            time.sleep(HUSH_SECONDS)
+            raise SystemExit(1)
         if failed and mine is None:
             others = f" (and {len(failed) - 1} more ranks)" if len(failed) > 1 else ""
             raise TrainError(f"{texts[failed[0]]}{others}")
@@ -165,8 +186,8 @@ def first_line(error: BaseException) -> str:
 
 
 @contextlib.contextmanager
-def lost_peers(world: World) -> Iterator[None]:
-    """Turn what torch raises when another rank is gone into one line.
+def lost_peers(world: World, advice: Callable[[], str]) -> Iterator[None]:
+    """Turn what torch raises when another rank is gone into one line, with ``advice`` on how to go on.
 
     Raises:
         TrainError: the others cannot be reached any more.
@@ -178,6 +199,5 @@ def lost_peers(world: World) -> Iterator[None]:
             raise
         raise TrainError(
             f"rank {world.rank} of {world.size} lost the others: {PEER_NOISE.sub('', first_line(error)).strip(' .')}",
-            fix="See the log of the rank that ended first; then start again from the last checkpoint "
-            "(--trainer-config.resume latest)",
+            fix=f"See the log of the rank that ended first. {advice()}",
         ) from None

@@ -18,10 +18,12 @@ from dataclasses import dataclass
 
 from dm05_schemas.cli import run
 from dm05_schemas.errors import UsageError
+from dm05_schemas.workspace import Workspace
 
 from dm05_train.agent import run_ranks
-from dm05_train.config import MOST_MINUTES, whole_number
+from dm05_train.config import MOST_MINUTES, TrainConfig, whole_number
 from dm05_train.errors import TrainError
+from dm05_train.kept import Kept
 from dm05_train.perf.switches import MOST_MB
 
 DEFAULT_PORT = 29500
@@ -186,11 +188,21 @@ def wait_for_machine_0(plan: Plan) -> None:
     )
 
 
-def start(chosen: Plan, arguments: Sequence[str], environ: Mapping[str, str]) -> int:
-    """Start a run by its plan and wait for it; gives the exit code."""
+def start(chosen: Plan, config: TrainConfig, arguments: Sequence[str], environ: Mapping[str, str]) -> int:
+    """Start a run by its plan and wait for it; gives the exit code.
+
+    Raises:
+        DM05Error: it cannot start, or a rank failed.
+    """
+    from dm05_train.precheck import check_before_start
+    from dm05_train.start import output_folder
+
+    inside = chosen.environment(environ)
+    check_before_start(config, inside, machines=chosen.nodes)
+    kept = Kept.now(config, output_folder(config, Workspace.resolve(config.workspace)))
     if chosen.nodes > 1:
         wait_for_machine_0(chosen)
-    return run_ranks(chosen.torchrun(arguments), chosen.environment(environ))
+    return run_ranks(chosen.torchrun(arguments), inside, kept)
 
 
 def main() -> int:
@@ -202,11 +214,11 @@ def main() -> int:
     chosen = plan(os.environ, count_gpus())
     from dm05_train.cli import read_train_config
 
-    read_train_config(arguments)  # a wrong flag is said here once, not by every process
+    config = read_train_config(arguments)  # a wrong flag is said here once, not by every process
     if dry:
         print(shlex.join(["torchrun", *chosen.torchrun(arguments)]))
         return 0
-    return start(chosen, arguments, os.environ)
+    return start(chosen, config, arguments, os.environ)
 
 
 if __name__ == "__main__":

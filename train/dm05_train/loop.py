@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from dm05_train.checkpoint import checkpoint_name
 from dm05_train.config import TrainConfig
-from dm05_train.env import World
+from dm05_train.env import World, together
 from dm05_train.metrics import Metrics, StepLog
 from dm05_train.model.dm05 import DM05
 from dm05_train.model.noise import draw
@@ -145,15 +145,15 @@ def run_steps(run: Run, saver: Saver, metrics: Metrics, stop: StopSignal) -> Non
         if stopping or due or (last and trainer.save_at_end):
             watch.account(log.drain())
             metrics.flush()
-            saver.wait()  # the snapshot before is read from the memory that this one is written to
+            together(run.world, saver.wait)  # the snapshot before is read from the memory that this one is written to
             saver.save(take_snapshot(run))
         if stopping:
-            saver.wait()
+            together(run.world, saver.wait)
             metrics.say(f"told to stop: saved after step {run.step}. Continue from {saver.last}")
             return
     watch.account(log.drain())
     metrics.flush()
-    saver.wait()
+    together(run.world, saver.wait)
     metrics.say(f"done: {run.step} steps, metrics in {metrics.output / 'metrics.jsonl'}; {_kept(run, saver)}")
 
 

@@ -15,7 +15,7 @@ import json
 import math
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -133,6 +133,7 @@ class Metrics:
         report_to: "tensorboard" and "wandb".
         config: the run's settings, for W&B.
         name: of the run, by which W&B continues it.
+        advice: how to go on after a failure.
     """
 
     def __init__(
@@ -145,8 +146,9 @@ class Metrics:
         report_to: tuple[str, ...],
         config: Mapping[str, Any],
         name: str = "",
+        advice: Callable[[], str] = lambda: "Then start again",
     ) -> None:
-        self.output = output
+        self.output, self.advice = output, advice
         self._file = None
         if not world.is_main:
             return
@@ -198,7 +200,7 @@ class Metrics:
         try:
             yield
         except OSError as error:
-            fix = "Make room, then go on from the last checkpoint with --trainer-config.resume latest"
+            fix = f"Make room. {self.advice()}"
             raise TrainError(f"cannot write metrics: {error.strerror or error}", where=self.path, fix=fix) from None
 
     def show(self, step: int, **numbers: str) -> None:

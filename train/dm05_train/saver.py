@@ -6,6 +6,7 @@ for the notes, adds the small files, and publishes.
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import threading
 import time
@@ -137,8 +138,10 @@ class Saver:
         if self.world.is_main or not temporary.is_dir():
             return
         part = temporary / f".part-{self.world.rank}"
-        part.write_text(text, "utf-8")
-        part.replace(temporary / f".rank-{self.world.rank}")
+        with contextlib.suppress(OSError):  # a full disk takes the file, but not the text
+            part.write_text(text, "utf-8")
+        with contextlib.suppress(OSError):  # rank 0 has failed itself and removed the folder
+            part.replace(temporary / f".rank-{self.world.rank}")
 
     def _await_others(self, temporary: Path) -> None:
         """Wait for the notes of machine 0's other ranks, and remove them."""
@@ -151,5 +154,5 @@ class Saver:
                 time.sleep(POLL_SECONDS)
             text = note.read_text("utf-8")
             if text != "done":
-                raise OSError(f"rank {rank} {text}")
+                raise OSError(f"rank {rank} {text or 'could not write its part'}")
             note.unlink()

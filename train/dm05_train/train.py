@@ -14,9 +14,10 @@ from dm05_schemas.workspace import Workspace
 from dm05_train.build import checkpoint_files, load_model, precision_mode, share_small_files
 from dm05_train.config import TrainConfig, as_plain
 from dm05_train.data.loader import Loader
-from dm05_train.env import World, broadcast, first_line, join, leave, lost_peers, together
+from dm05_train.env import World, broadcast, first_line, join, leave, lost_peers, speaking_in_turn, together
 from dm05_train.errors import TrainError
 from dm05_train.inputs import prompt_builder, statistics, training_data, training_loader
+from dm05_train.kept import Kept
 from dm05_train.loop import Run, run_steps
 from dm05_train.memory import GIB, Shape, advice, estimate, shape_of
 from dm05_train.metrics import Metrics
@@ -46,15 +47,17 @@ def train(config: TrainConfig, environ: Mapping[str, str]) -> int:
     Raises:
         DM05Error: the run cannot start or go on; what to do is said, and the ranks end together.
     """
-    world = World.from_env(environ)
-    with warnings.catch_warnings():
+    with speaking_in_turn(environ), warnings.catch_warnings():
+        world = World.from_env(environ)
         if not world.is_main:  # rank 0 says it for all
             warnings.simplefilter("ignore")
         switches = Switches.from_env(environ)
+        workspace = Workspace.resolve(config.workspace)
+    kept = Kept.now(config, output_folder(config, workspace))
     join(world, minutes=config.trainer_config.timeout_minutes)
     try:
-        with StopSignal(world) as stop, lost_peers(world):
-            return _train(config, world, switches, stop, environ)
+        with StopSignal(world) as stop, lost_peers(world, kept.advice):
+            return _train(config, world, switches, stop, environ, kept)
     finally:
         leave()
 
@@ -128,9 +131,10 @@ def prepare(config: TrainConfig, world: World, switches: Switches, workspace: Wo
     return Prepared(run=run, loader=loader, files=files, cameras=dataset.cameras, acceleration=acceleration)
 
 
-def _train(config: TrainConfig, world: World, switches: Switches, stop: StopSignal, environ: Mapping[str, str]) -> int:
-    workspace, trainer = Workspace.resolve(config.workspace), config.trainer_config
-    output = output_folder(config, workspace)
+def _train(
+    config: TrainConfig, world: World, switches: Switches, stop: StopSignal, environ: Mapping[str, str], kept: Kept
+) -> int:
+    workspace, trainer, output = Workspace.resolve(config.workspace), config.trainer_config, kept.output
     start = agree_on_start(config, world, workspace)
     ready = prepare(config, world, switches, workspace, start)
     run = ready.run
@@ -144,6 +148,7 @@ def _train(config: TrainConfig, world: World, switches: Switches, stop: StopSign
             report_to=trainer.report_to,
             config=as_plain(config),
             name=run.name,
+            advice=kept.advice,
         ),
     )
     metrics.say(start.note)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 
+from dm05_train.env import together
 from dm05_train.errors import TrainError
 from dm05_train.metrics import Metrics, StepResult
 from dm05_train.saver import Saver
@@ -71,7 +72,7 @@ class Watch:
         return [i for ids in everyone for i in ids]
 
     def _give_up(self, step: int) -> None:
-        self.saver.wait()
+        together(self.run.world, self.saver.wait)
         if not self.run.world.is_main:
             raise SystemExit(1)
         good, lower = self.saver.last, "a lower --optimizer-config.base-lr"

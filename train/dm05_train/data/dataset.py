@@ -18,7 +18,7 @@ from dm05_schemas import sample
 from dm05_schemas.errors import DataError, mending
 from dm05_schemas.frame_table import FrameTable
 from dm05_schemas.image import decode_into, decode_rgb
-from dm05_schemas.index import require_fresh
+from dm05_schemas.index import Index, require_fresh
 from dm05_schemas.pack import PACK_DIR, SAME_SOURCE, PackInfo, check_files, check_matches, read_info, read_pack
 from dm05_schemas.registry import ActionMode, DatasetSpec
 from dm05_schemas.stats import NormStats
@@ -270,19 +270,12 @@ def open_dataset(
         DataError: not there, not complete, stale, or too few episodes; the text says what to run.
     """
     folder = spec.root(workspace) / PACK_DIR
-    packed = layout == "pack" or (layout == "auto" and folder.exists())
-    if packed and not spec.jsonl(workspace).is_dir():
-        info = read_pack(workspace, spec)
-        check_matches(folder, info, spec)
-    else:
-        index = require_fresh(workspace, spec)
-        assert index.fingerprint is not None  # require_fresh saw to it
-        source = index.fingerprint
-        if packed:
-            info = read_pack(workspace, spec)
-        else:
-            folder, info = frames_of(spec.root(workspace), spec, index, source)
-        check_matches(folder, info, spec, source)
+    info, index = check_source(workspace, spec, layout)
+    if info is None:
+        assert index is not None and index.fingerprint is not None
+        folder, info = frames_of(spec.root(workspace), spec, index, index.fingerprint)
+        check_matches(folder, info, spec, index.fingerprint)
+    sample.require_chunk(chunk_size, max(info.episode_frames, default=0), spec.name)
     _check_stats(stats, workspace, spec, info.source)
     handle = DatasetHandle(
         folder=folder,
@@ -299,6 +292,22 @@ def open_dataset(
     dataset = MemoryMappedDataset(handle, info)
     dataset.verify()
     return dataset
+
+
+def check_source(workspace: Workspace, spec: DatasetSpec, layout: Layout) -> tuple[PackInfo | None, Index | None]:
+    """What a run would read: a pack (None: the jsonl folder) and, where that folder is there, its index; quickly.
+
+    Raises:
+        DataError: neither is there, or what is there is stale or of another dataset; the text says what to run.
+    """
+    folder = spec.root(workspace) / PACK_DIR
+    packed = layout == "pack" or (layout == "auto" and folder.exists())
+    alone = packed and not spec.jsonl(workspace).is_dir()
+    index = None if alone else require_fresh(workspace, spec)
+    info = read_pack(workspace, spec) if packed else None
+    if info is not None:
+        check_matches(folder, info, spec, index.fingerprint if index else None)
+    return info, index
 
 
 def held_out(names: Sequence[str], val_episodes: float) -> set[str]:

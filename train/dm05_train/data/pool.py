@@ -138,7 +138,7 @@ class WorkerPool:
         return TrainError(
             f"data worker {worker.process.pid} {how} while it read samples from {self._place(worker)} on",
             where=self._dataset.handle.folder,
-            fix="If memory ran out, lower --trainer-config.dataloader-num-workers; the run can be continued",
+            fix="If memory ran out, lower --trainer-config.dataloader-num-workers",
         )
 
 
