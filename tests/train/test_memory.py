@@ -6,10 +6,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from dm05_train.memory import GIB, Memory, Shape, advice, estimate
+from dm05_train.memory import GIB, Memory, Shape, advice, checkpoints_line, estimate, snapshot_bytes
 from dm05_train.model.config import DM05Config
 from dm05_train.optim.precision import Mode
+from dm05_train.optim.state import state_tensors
 from dm05_train.perf.switches import Switches
+from golden_run import config as golden_settings
+from golden_run import golden_run
 from training_runs import run
 
 MODES: tuple[Mode, ...] = ("bf16", "bf16_compensated", "fp32_master")
@@ -68,12 +71,42 @@ def test_advice_is_computed(short: DM05Config) -> None:
     assert len(lines) == 4 and "--trainer-config.parallel fsdp: " in lines[3]
     now = estimate(short, several).total / GIB
     assert all(float(line.split()[-2]) < now for line in lines)
-    on = advice(short, replace(SHAPE, batch=1, trimmed=True), Switches(enable=True))
-    assert "DM05_PERF_R18_CUDA_GRAPH=0" in on[-1]
+    on = replace(SHAPE, batch=1, trimmed=True, graphs=True)
+    assert advice(short, on, Switches(enable=True))[-1].startswith("DM05_PERF_R18_CUDA_GRAPH=0")
+    assert not any("R18" in line for line in advice(short, replace(on, graphs=False), Switches(enable=True)))
+
+
+def test_graphs_hold_the_batch_once_more(short: DM05Config) -> None:
+    pixels = 4 * 2 * 2 * 3 * 448 * 448
+    assert estimate(short, SHAPE).graphs == 0
+    assert estimate(short, replace(SHAPE, graphs=True)).graphs == pytest.approx(pixels, rel=0.02)
+
+
+def test_a_snapshot_is_weights_and_state_once_more(short: DM05Config) -> None:
+    """As large as what a run of the golden model copies; shared by the GPUs of a machine, and on the host of shards."""
+    alone = replace(SHAPE, mode="bf16_compensated")
+    need, copy = estimate(short, alone), snapshot_bytes(short, alone)
+    assert copy == need.weights + need.optimizer
+    assert snapshot_bytes(short, replace(alone, gpus=2)) == max(copy / 2, need.weights)
+    assert snapshot_bytes(short, replace(alone, gpus=8)) == need.weights
+    assert snapshot_bytes(short, replace(alone, gpus=8, parallel="fsdp")) == 0
+    run = golden_run(golden_settings(batch=3))
+    tensors = [*run.model.parameters(), *state_tensors(run.optimizer).values()]
+    golden = replace(SHAPE, mode=run.precision)
+    copied = sum(t.numel() * t.element_size() for t in tensors)
+    assert snapshot_bytes(run.model.config, golden) == pytest.approx(copied, abs=64)  # counters beside the tensors
+
+
+def test_where_a_checkpoint_is_copied_to() -> None:
+    need = Memory(weights=1, gradients=0, optimizer=0, activations=0, graphs=0, rest=9 * GIB)
+    assert "copied on the GPU, 4.00 GiB more" in checkpoints_line(4 * GIB, need, 17.0)
+    assert "page-locked memory of the host, 4.00 GiB there" in checkpoints_line(4 * GIB, need, 15.0)
+    assert "where a GPU has 16.0 GiB in all; else" in checkpoints_line(4 * GIB, need, None)
+    assert "gathered on the host" in checkpoints_line(0.0, need, 15.0)
 
 
 def test_parts_add_up() -> None:
-    assert Memory(weights=1, gradients=2, optimizer=3, activations=4, rest=5).total == 15
+    assert Memory(weights=1, gradients=2, optimizer=3, activations=4, graphs=6, rest=5).total == 21
 
 
 @pytest.mark.parametrize("wrong", ["--gpus 0", "--gpu-gib nan", "--gpu-gib -4"])
@@ -88,5 +121,6 @@ def test_the_command(tmp_path: Path) -> None:
     done = run(["memory", *words], PER_DEVICE_BATCH="8")
     assert done.returncode == 0, done.stderr
     assert "does not fit a GPU of 24 GiB" in done.stdout and "PER_DEVICE_BATCH=4" in done.stdout
+    assert "checkpoints: copied to page-locked memory of the host" in done.stdout
     done = run(["memory", "--workspace", str(tmp_path)])
     assert done.returncode == 1 and "dm05-prep model" in done.stderr

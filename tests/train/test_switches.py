@@ -14,6 +14,7 @@ from dm05_train.model.dm05 import DM05
 from dm05_train.optim.adamw import AdamW
 from dm05_train.perf.accelerate import Acceleration
 from dm05_train.perf.switches import Switches
+from dm05_train.table import switch_line
 
 GOLDEN = Path(__file__).parent.parent / "golden"
 ON = {"DM05_PERF_ENABLE": "1"}
@@ -70,7 +71,11 @@ def test_what_cannot_apply_says_why() -> None:
     assert here.on("restructure")
     assert here.adamw() is AdamW
     assert "DM05_PERF_R18_CUDA_GRAPH: off (no GPU)" in here.report()
-    assert "FSDP" in acceleration(size=2, parallel="fsdp").fallbacks["restructure"]
+    sharded = acceleration(size=2, parallel="fsdp")
+    assert "FSDP" in sharded.fallbacks["restructure"] and sharded.trims and not sharded.on("restructure")
+    assert any("R16_MODULE_REORDER: in part (FSDP" in line for line in sharded.report())
+    assert "in part, FSDP" in switch_line(sharded)
+    assert not acceleration(size=2, parallel="fsdp", DM05_PERF_R16_MODULE_REORDER="0").trims
     assert acceleration(size=2).on("ddp_bucket")
 
 

@@ -15,14 +15,16 @@ import torch
 from dm05_schemas.registry import lookup
 from dm05_schemas.workspace import Workspace
 
-from dm05_train.activations import BatchShape, activation_bytes
+from dm05_train.activations import BatchShape, activation_bytes, example
 from dm05_train.build import empty_model, precision_mode
 from dm05_train.config import TrainConfig, require_number
 from dm05_train.model.config import DM05Config
+from dm05_train.model.dm05 import DM05
 from dm05_train.model.weights import freeze_untrained
 from dm05_train.optim.precision import Mode, moment_dtype, weight_dtype
 from dm05_train.perf.restructure import restructure
 from dm05_train.perf.switches import Switches
+from dm05_train.snapshot import SPARE_GPU_BYTES
 
 GIB = float(2**30)
 TEXT_TOKENS = 56
@@ -40,6 +42,8 @@ class Memory:
     gradients: float
     optimizer: float
     activations: float
+    graphs: float
+    """The batch where CUDA graphs find it."""
     rest: float
 
     @property
@@ -62,20 +66,53 @@ class Shape:
     gpus: int = 1
     parallel: str = "ddp"
     trimmed: bool = False
-    """The model restructured for speed (R16), with prompts padded no further than needed."""
+    """The model restructured for speed (R16; not under FSDP), with prompts padded no further than needed."""
+    graphs: bool = False
+    """Forward and backward as CUDA graphs (R18)."""
+
+    @property
+    def shards(self) -> int:
+        """Into how many parts weights, gradients and moments are split."""
+        return self.gpus if self.parallel == "fsdp" else 1
+
+
+def _model(config: DM05Config, shape: Shape) -> DM05:
+    """The model as a run of this shape has it, without memory."""
+    model = empty_model(config, torch.device("meta"), weight_dtype(shape.mode))
+    freeze_untrained(model)
+    if shape.trimmed and shape.shards == 1:
+        restructure(model)
+    return model
+
+
+def _numbers(model: DM05) -> tuple[int, int]:
+    """Parameters, and those of them that are trained."""
+    every = sum(p.numel() for p in model.parameters())
+    return every, sum(p.numel() for p in model.parameters() if p.requires_grad)
+
+
+def _state_bytes(mode: Mode) -> int:
+    """Bytes of optimizer state for each trained parameter."""
+    return 2 * moment_dtype(mode).itemsize + {"bf16_compensated": 2, "fp32_master": 4}.get(mode, 0)
+
+
+def snapshot_bytes(config: DM05Config, shape: Shape) -> float:
+    """What a checkpoint's copy takes beside a run, from the first one on: weights and optimizer state once more.
+
+    The GPUs of machine 0 share it, except that one takes all weights. Shards are gathered on the host.
+    """
+    if shape.shards > 1:
+        return 0.0
+    every, trained = _numbers(_model(config, shape))
+    weights = every * weight_dtype(shape.mode).itemsize
+    return float(max(weights, (weights + trained * _state_bytes(shape.mode)) / shape.gpus))
 
 
 def estimate(config: DM05Config, shape: Shape) -> Memory:
-    """What a run of this shape needs per GPU."""
-    model = empty_model(config, torch.device("meta"), weight_dtype(shape.mode))
-    freeze_untrained(model)
-    if shape.trimmed:
-        restructure(model)
-    every = sum(p.numel() for p in model.parameters())
-    trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
-    width = weight_dtype(shape.mode).itemsize
-    state = 2 * moment_dtype(shape.mode).itemsize + {"bf16_compensated": 2, "fp32_master": 4}.get(shape.mode, 0)
-    share = shape.gpus if shape.parallel == "fsdp" else 1
+    """What a run of this shape needs per GPU; see ``snapshot_bytes`` for what checkpoints take beside it."""
+    model = _model(config, shape)
+    every, trained = _numbers(model)
+    width, state, share = weight_dtype(shape.mode).itemsize, _state_bytes(shape.mode), shape.shards
     gradients = trained * width / share
     batch = BatchShape(batch=shape.batch, cameras=shape.cameras, prefix=shape.prefix, chunk=shape.chunk)
     activations = activation_bytes(model, batch, checkpointing=shape.checkpointing)
@@ -85,17 +122,28 @@ def estimate(config: DM05Config, shape: Shape) -> Memory:
     weights = every * width / share
     if share > 1:
         weights += 2 * max(sum(p.numel() for p in layer.parameters()) for layer in model.language.layers) * width
-    kept = weights + gradients + trained * state / share + activations
+    graphs = float(sum(t.nbytes for t in example(config, batch)[0].values())) if shape.graphs else 0.0
+    kept = weights + gradients + trained * state / share + activations + graphs
     return Memory(
         weights=weights,
         gradients=gradients,
         optimizer=trained * state / share,
         activations=activations,
+        graphs=graphs,
         rest=CONTEXT_BYTES + FRAGMENTATION * kept,
     )
 
 
-def shape_of(config: TrainConfig, model: DM05Config, mode: Mode, *, cameras: int, gpus: int, trimmed: bool) -> Shape:
+def shape_of(
+    config: TrainConfig,
+    model: DM05Config,
+    mode: Mode,
+    *,
+    cameras: int,
+    gpus: int,
+    trimmed: bool,
+    graphs: bool = False,
+) -> Shape:
     """The shape of a run; a trimmed prefix is the images and a task of a sentence."""
     trainer = config.trainer_config
     short = cameras * (model.mm_tokens_per_image + 4) + TEXT_TOKENS
@@ -110,6 +158,7 @@ def shape_of(config: TrainConfig, model: DM05Config, mode: Mode, *, cameras: int
         gpus=gpus,
         parallel=trainer.parallel,
         trimmed=trimmed,
+        graphs=graphs,
     )
 
 
@@ -122,12 +171,22 @@ def remedies(shape: Shape, switches: Switches) -> list[tuple[str, Shape]]:
         steps.append((f"{text} (same global batch)" if shape.batch % 2 == 0 else text, half))
     if not switches.on("restructure"):
         steps.append(
-            ("DM05_PERF_ENABLE=1 (fused, and prompts padded no further than needed)", replace(shape, trimmed=True))
+            (
+                "DM05_PERF_ENABLE=1 (fused, and prompts padded no further than needed)",
+                replace(shape, trimmed=True, graphs=shape.shards == 1),
+            )
         )
     if not shape.checkpointing:
         steps.append(("--trainer-config.gradient-checkpointing", replace(shape, checkpointing=True)))
     if shape.gpus > 1 and shape.parallel == "ddp":
-        steps.append(("--trainer-config.parallel fsdp", replace(shape, parallel="fsdp", trimmed=False)))
+        steps.append(("--trainer-config.parallel fsdp", replace(shape, parallel="fsdp", graphs=False)))
+    if shape.graphs:
+        steps.append(
+            (
+                "DM05_PERF_R18_CUDA_GRAPH=0 (the rest of a step may then use the graphs' own memory, too)",
+                replace(shape, graphs=False),
+            )
+        )
     return steps
 
 
@@ -140,9 +199,21 @@ def advice(model: DM05Config, shape: Shape, switches: Switches) -> list[str]:
         need = estimate(model, changed).total
         if need < now:
             lines.append(f"{text}: {need / GIB:.1f} GiB")
-    if switches.on("cuda_graph"):
-        lines.append("DM05_PERF_R18_CUDA_GRAPH=0: what CUDA graphs keep beside that, which is not counted here")
     return lines
+
+
+def checkpoints_line(snapshot: float, need: Memory, gpu_gib: float | None) -> str:
+    """Where the copy that a checkpoint is written from goes; it needs no room on the GPU, but takes it if there is."""
+    if not snapshot:
+        return "checkpoints: shards are gathered on the host, nothing more on the GPU"
+    copy, free = f"{snapshot / GIB:.2f} GiB", f"{(need.total + snapshot + SPARE_GPU_BYTES) / GIB:.1f} GiB"
+    fast = f"copied on the GPU, {copy} more from the first one on"
+    slow = f"copied to page-locked memory of the host, {copy} there"
+    if gpu_gib is None:
+        return f"checkpoints: {fast}, where a GPU has {free} in all; else {slow} and nothing more on the GPU"
+    if need.total + snapshot + SPARE_GPU_BYTES < gpu_gib * GIB:
+        return f"checkpoints: {fast}"
+    return f"checkpoints: {slow}, nothing more on the GPU (a copy there would take {free} in all)"
 
 
 def _short(model: DM05Config, shape: Shape) -> int:
@@ -180,8 +251,16 @@ Examples:
     folder = config.model_config.model_name_or_path or workspace.checkpoint_dir
     model = DM05Config.from_json(folder)
     mode = precision_mode(config, folder)
-    cameras = len(spec.image_keys)
-    shape = shape_of(config, model, mode, cameras=cameras, gpus=config.gpus, trimmed=switches.on("restructure"))
+    sharded = config.gpus > 1 and config.trainer_config.parallel == "fsdp"
+    shape = shape_of(
+        config,
+        model,
+        mode,
+        cameras=len(spec.image_keys),
+        gpus=config.gpus,
+        trimmed=switches.on("restructure"),
+        graphs=switches.on("cuda_graph") and not sharded,
+    )
     need = estimate(model, shape)
     print(f"per GPU, batch {shape.batch}, prefix of {shape.prefix} tokens, {shape.cameras} cameras, {mode}")
     for f in fields(Memory):
@@ -190,6 +269,7 @@ Examples:
     size = config.gpu_gib
     if size is None and torch.cuda.is_available():
         size = torch.cuda.get_device_properties(0).total_memory / GIB
+    print(checkpoints_line(snapshot_bytes(model, shape), need, size))
     if size is not None and need.total > size * GIB:
         print(f"does not fit a GPU of {size:.0f} GiB. What would:" if size else "", file=sys.stdout)
     elif size is not None:

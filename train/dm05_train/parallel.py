@@ -7,6 +7,7 @@ import warnings
 import weakref
 from collections.abc import Iterator
 
+import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule, fully_shard
@@ -19,19 +20,27 @@ _RECORDED: weakref.WeakSet[DistributedDataParallel] = weakref.WeakSet()
 
 
 def wrap(
-    model: DM05, world: World, parallel: str, *, bucket_mb: int | None = None, static_graph: bool = False
+    model: DM05,
+    world: World,
+    parallel: str,
+    *,
+    bucket_mb: int | None = None,
+    static_graph: bool = False,
+    graphed: bool = False,
 ) -> nn.Module:
     """The model in DDP or FSDP; alone, the model itself.
 
     Args:
         bucket_mb: size of DDP's buckets, which then are the gradients' memory too; None: as torch has it.
         static_graph: promise DDP that every step uses the same parameters in the same order.
+        graphed: its backward will be captured in a CUDA graph.
     """
     if world.size == 1:
         return model
     if parallel == "fsdp":
         return shard(model, world)
-    return data_parallel(model, world, bucket_mb=bucket_mb, static_graph=static_graph)
+    with side_stream() if graphed else contextlib.nullcontext():
+        return data_parallel(model, world, bucket_mb=bucket_mb, static_graph=static_graph)
 
 
 def data_parallel(
@@ -49,6 +58,16 @@ def data_parallel(
         bucket_cap_mb=bucket_mb,
         static_graph=static_graph,
     )
+
+
+@contextlib.contextmanager
+def side_stream() -> Iterator[None]:
+    """A stream beside the current one, in order with it: where torch wants DDP made whose backward is captured."""
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        yield
+    torch.cuda.current_stream().wait_stream(side)
 
 
 def shard(model: DM05, world: World) -> DM05:

@@ -78,5 +78,5 @@ def switch_line(acceleration: Acceleration) -> str:
     line = "on " + " ".join(variable for name, variable in variables.items() if acceleration.on(name))
     reasons: dict[str, list[str]] = {}
     for name, reason in acceleration.fallbacks.items():
-        reasons.setdefault(reason, []).append(variables[name])
-    return line + "".join(f"; off, {reason}: {' '.join(names)}" for reason, names in reasons.items())
+        reasons.setdefault(f"{acceleration.state(name)}, {reason}", []).append(variables[name])
+    return line + "".join(f"; {reason}: {' '.join(names)}" for reason, names in reasons.items())

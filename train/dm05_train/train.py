@@ -93,7 +93,8 @@ def prepare(config: TrainConfig, world: World, switches: Switches, workspace: Wo
     prompts = together(world, lambda: prompt_builder(config, folder, model.config, spec))
     bucket_mb = switches.bucket_cap_mb if acceleration.on("ddp_bucket") else None
     static_graph = acceleration.on("ddp_static_graph")
-    wrapped = wrap(model, world, trainer.parallel, bucket_mb=bucket_mb, static_graph=static_graph)
+    graphed = acceleration.on("cuda_graph")
+    wrapped = wrap(model, world, trainer.parallel, bucket_mb=bucket_mb, static_graph=static_graph, graphed=graphed)
     optimizer = build_optimizer(
         model.named_parameters(),
         config.optimizer_config,
@@ -107,9 +108,8 @@ def prepare(config: TrainConfig, world: World, switches: Switches, workspace: Wo
         entries = optimizer_entries(world, state, start.folder, broadcasting=broadcasting)
         restore(optimizer, model, entries, threads=1 if broadcasting else READERS)
         torch.set_rng_state(read_rng(world, start.folder))
-    trimmed = switches.on("restructure")
     loader = training_loader(
-        config, world, model.config, dataset, prompts, seed=seed, position=position, trimmed=trimmed
+        config, world, model.config, dataset, prompts, seed=seed, position=position, trimmed=acceleration.trims
     )
     run = Run(
         config=config,
@@ -171,17 +171,25 @@ def _train(
     except (MemoryError, RuntimeError) as error:
         if not is_out_of_memory(error):
             raise
-        raise out_of_memory(run, error, cameras=ready.cameras, switches=switches) from None
+        raise out_of_memory(ready, error) from None
     finally:
         ready.loader.close()
         metrics.close()
     return 0
 
 
-def run_shape(run: Run, *, cameras: int, switches: Switches) -> Shape:
+def run_shape(ready: Prepared) -> Shape:
     """What the memory of this run depends on."""
-    trimmed = switches.on("restructure")
-    return shape_of(run.config, run.model.config, run.precision, cameras=cameras, gpus=run.world.size, trimmed=trimmed)
+    run, acceleration = ready.run, ready.acceleration
+    return shape_of(
+        run.config,
+        run.model.config,
+        run.precision,
+        cameras=ready.cameras,
+        gpus=run.world.size,
+        trimmed=acceleration.trims,
+        graphs=acceleration.on("cuda_graph"),
+    )
 
 
 def is_out_of_memory(error: MemoryError | RuntimeError) -> bool:
@@ -189,11 +197,11 @@ def is_out_of_memory(error: MemoryError | RuntimeError) -> bool:
     return isinstance(error, MemoryError | torch.OutOfMemoryError) or "DefaultCPUAllocator" in str(error)
 
 
-def out_of_memory(run: Run, error: Exception, *, cameras: int, switches: Switches) -> TrainError:
+def out_of_memory(ready: Prepared, error: Exception) -> TrainError:
     """What torch says, and what to try, with what each would need."""
-    shape = run_shape(run, cameras=cameras, switches=switches)
+    run, shape = ready.run, run_shape(ready)
     need = estimate(run.model.config, shape).total / GIB
-    steps = "; ".join(advice(run.model.config, shape, switches))
+    steps = "; ".join(advice(run.model.config, shape, ready.acceleration.switches))
     full = "the GPU" if run.world.device.type == "cuda" else "this machine's memory"
     what = f"{full} is full at step {run.step + 1} (about {need:.1f} GiB were expected): {first_line(error)}"
     return TrainError(what, where=f"rank {run.world.rank}", fix=f"Try, the cheapest first: {steps}")
@@ -202,7 +210,6 @@ def out_of_memory(run: Run, error: Exception, *, cameras: int, switches: Switche
 def describe(ready: Prepared, output: Path, environ: Mapping[str, str]) -> str:
     """The start table of a run that is ready."""
     run = ready.run
-    shape = run_shape(run, cameras=ready.cameras, switches=ready.acceleration.switches)
     return start_table(
         run.config,
         run.world,
@@ -211,7 +218,7 @@ def describe(ready: Prepared, output: Path, environ: Mapping[str, str]) -> str:
         seed=run.seed,
         parameters=(sum(p.numel() for p in run.model.parameters()), sum(p.numel() for p in run.parameters)),
         precision=run.precision,
-        memory=estimate(run.model.config, shape),
+        memory=estimate(run.model.config, run_shape(ready)),
         acceleration=ready.acceleration,
         environ=environ,
     )

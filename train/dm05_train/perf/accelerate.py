@@ -49,7 +49,7 @@ class Acceleration:
             "compile_vision": no_gpu or no_triton or sharded,
             "tf32_matmul": no_gpu,
             "cudnn_benchmark": no_gpu,
-            "restructure": sharded,
+            "restructure": f"{sharded}: prompts are trimmed, the rest is not done" if sharded else None,
             "cuda_graph": no_gpu or sharded or (None if self.switches.on("language_sync") else "R13 is off: it syncs"),
         }
 
@@ -57,11 +57,22 @@ class Acceleration:
         """Whether a switch is asked for and applies here."""
         return self.switches.on(name) and name not in self.fallbacks
 
+    @property
+    def trims(self) -> bool:
+        """Whether prompts are padded no further than needed: R16 does that even where it cannot rebuild the model."""
+        return self.switches.on("restructure")
+
+    def state(self, name: str) -> str:
+        """What became of a switch: on, off, or in part."""
+        if self.on(name):
+            return "on"
+        return "in part" if name == "restructure" and self.trims else "off"
+
     def report(self) -> list[str]:
         """A line for every switch: on, off, or what it fell back to and why."""
         lines = []
         for name, variable in Switches.variables().items():
-            state = "on" if self.on(name) else "off"
+            state = self.state(name)
             lines.append(f"{variable}: {state}" + (f" ({self.fallbacks[name]})" if name in self.fallbacks else ""))
         return lines
 
