@@ -105,6 +105,7 @@ def curl(url: str, folder: Path, size: int, streams: int) -> float:
     """Seconds that one curl a stream takes for the whole file."""
     share = -(-size // streams)
     outputs = [folder / f"curl.{number}" for number in range(streams)]
+    os.sync()
     started = time.perf_counter()
     children = [
         subprocess.Popen(["curl", "-sf", "-r", f"{n * share}-{min(size, (n + 1) * share) - 1}", "-o", str(out), url])
@@ -123,6 +124,7 @@ def ours(name: str, uri: str, endpoint: str, folder: Path, streams: int) -> dict
     """Seconds and peak MiB of our loop, in a process of its own."""
     target = folder / "ours.bin"
     command = [sys.executable, "-c", OURS, name, uri, endpoint, str(target), str(streams)]
+    os.sync()
     done = subprocess.run(command, stdout=subprocess.PIPE, check=True)
     target.unlink()
     result: dict[str, float] = json.loads(done.stdout)

@@ -190,7 +190,8 @@ class PartFile:
         length = max(1, self.size) if single else SPAN_BYTES
         self._plan(length, [0] * -(-self.size // length))
         self._save(length)
-        os.ftruncate(self._handle, 0)
+        if os.fstat(self._handle).st_size:  # an empty one would be written out at its closing, as one cut to nothing
+            os.ftruncate(self._handle, 0)
 
     def _plan(self, length: int, done: list[int]) -> None:
         self._length = length
