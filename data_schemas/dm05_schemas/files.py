@@ -5,9 +5,23 @@ from __future__ import annotations
 import fcntl
 import os
 import secrets
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+
+
+def expanded(path: Path | str) -> Path:
+    """``~`` replaced; left as it is for a user without a home folder, where pathlib raises."""
+    return Path(os.path.expanduser(path))
+
+
+def cache_home() -> Path:
+    """$XDG_CACHE_HOME, else ~/.cache; below the temporary folder for a user without a home folder, as in containers."""
+    home = os.path.expanduser("~")
+    if not os.path.isabs(home):
+        home = f"{tempfile.gettempdir()}/dm05-{os.getuid()}"
+    return Path(os.environ.get("XDG_CACHE_HOME") or f"{home}/.cache")
 
 
 @contextmanager
@@ -50,6 +64,18 @@ def sync_path(path: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+def is_locked(folder: Path) -> bool:
+    """Whether another holds the lock of a folder; True as well where that cannot be told."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    finally:
+        os.close(handle)
+    return False
 
 
 @contextmanager

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from dm05_schemas.errors import DataError, UsageError
+from dm05_schemas.files import expanded
 
 INDEX_NAME = "index_cache.json"
 
@@ -38,11 +39,11 @@ class Workspace:
             UsageError: the path is a file.
         """
         chosen = root if root is not None else Path(os.environ.get("WORKSPACE_DIR") or ".")
-        chosen = chosen.expanduser().absolute()
+        chosen = expanded(chosen).absolute()
         if chosen.exists() and not chosen.is_dir():
             raise UsageError("the workspace is not a folder", where=chosen, fix="Give a folder with --workspace")
         data = os.environ.get("DATA_PATH")
-        return cls(chosen, Path(data).expanduser().absolute() if data else None)
+        return cls(chosen, expanded(data).absolute() if data else None)
 
     @property
     def data(self) -> Path:
@@ -73,7 +74,7 @@ class Workspace:
         """
         named = os.environ.get("DM05_DATASETS")
         if named:
-            path = Path(named).expanduser().absolute()
+            path = expanded(named).absolute()
             if not path.is_file():
                 raise DataError("$DM05_DATASETS names no file", where=path, fix="Correct or unset DM05_DATASETS")
             return path

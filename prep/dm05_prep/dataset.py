@@ -19,6 +19,7 @@ from typing import Annotated, Literal
 
 import tyro
 from dm05_schemas.errors import DataError, UsageError
+from dm05_schemas.files import expanded
 from dm05_schemas.registry import DatasetSpec, lookup
 from dm05_schemas.workspace import Workspace
 
@@ -60,7 +61,7 @@ class Request:
         """The flags that name the archive, for errors to repeat."""
         uri = self.uri
         if uri and self.source == "local":
-            uri = str(Path(uri.removeprefix("file://")).expanduser().absolute())
+            uri = str(expanded(uri.removeprefix("file://")).absolute())
         values = {"source": self.source, "uri": uri, "archive": self.archive, "revision": self.options.revision}
         flags = [f"--{name} {shlex.quote(value)}" for name, value in values.items() if value]
         return " ".join([*flags, "--keep-parts"] if self.keep_parts else flags)

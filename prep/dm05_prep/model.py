@@ -105,6 +105,8 @@ class ModelCommand:
             return
         say(f"source     {source.description}", self.quiet)
         started = time.monotonic()
+        if not source.owns_parts:
+            check_original(source, wanted[0])
         fetch_files(source, wanted, folder, quiet=self.quiet)
         size, seconds = sum(plan.file.size for plan in wanted), time.monotonic() - started
         say(
@@ -155,6 +157,19 @@ def fetch_files(source: Source, plans: list[FilePlan], folder: Path, *, quiet: b
                 _record(folder, plan)
         finally:
             stop.set()
+
+
+def check_original(source: Source, plan: FilePlan) -> None:
+    """A local checkpoint is checked where it lies, before anything is copied or replaced.
+
+    Raises:
+        DataError: a file of it is broken, or does not fit the others.
+    """
+    path = source.fetch(plan.file, plan.target, progress=lambda count: None, stop=threading.Event())
+    try:
+        check_checkpoint(path.parent)
+    except DataError as error:
+        raise DataError(error.what, where=error.where, fix="The original is damaged: get it again") from None
 
 
 def describe(source: Source, plans: list[FilePlan], folder: Path) -> list[str]:

@@ -7,8 +7,11 @@ often as chunks hold it. Memory does not grow with the dataset.
 
 from __future__ import annotations
 
+import shutil
 import tempfile
+import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -17,6 +20,7 @@ import crc32c
 import numpy as np
 from dm05_schemas.episode import scan_episode
 from dm05_schemas.errors import DataError, UsageError
+from dm05_schemas.files import folder_lock, is_locked
 from dm05_schemas.index import index_path, read_index
 from dm05_schemas.registry import DatasetSpec, lookup
 from dm05_schemas.sample import require_chunk
@@ -41,6 +45,7 @@ from dm05_prep.parallel import batches, chosen_jobs, default_jobs, ordered_map
 
 # Counts of a frame's weight and of all frames stay well inside 64 bits.
 MAX_CHUNK = 1_000_000
+_COLUMNS, _STALE_S = "dm05-columns-", 60.0
 _BATCH_BYTES = 1 << 25
 # Starting processes takes longer than parsing less than this much.
 _PARALLEL_BYTES = 1 << 24
@@ -145,7 +150,8 @@ def _summarise(
     workspace: Workspace, spec: DatasetSpec, chunk_size: int, action_mode: str, jobs: int, progress: bool
 ) -> list[Summary]:
     """Statistics of every state dim, then of every action dim."""
-    with tempfile.TemporaryDirectory(prefix="dm05-columns-") as temporary:
+    _drop_stale_columns()
+    with tempfile.TemporaryDirectory(prefix=_COLUMNS) as temporary, folder_lock(Path(temporary)):
         file = Path(temporary) / "columns.f32"
         try:
             parts = _spill(workspace, spec, file, jobs, progress)
@@ -163,6 +169,14 @@ def _summarise(
                 summaries.append(summary)
                 bar.update()
     return summaries
+
+
+def _drop_stale_columns() -> None:
+    """Delete the columns of runs that were killed: theirs are no longer locked (a new folder may not be so yet)."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{_COLUMNS}*"):
+        with suppress(OSError):
+            if time.time() - folder.stat().st_mtime > _STALE_S and not is_locked(folder):
+                shutil.rmtree(folder)
 
 
 def _spill(workspace: Workspace, spec: DatasetSpec, file: Path, jobs: int, progress: bool) -> list[Batch]:

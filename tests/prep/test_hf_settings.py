@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -23,6 +26,25 @@ def test_defaults(home: Path) -> None:
     assert settings.endpoint == "https://huggingface.co" and not settings.is_mirror
     assert settings.cache == home / ".cache" / "huggingface" / "hub"
     assert (settings.token, settings.offline, settings.hf_transfer, settings.xet) == (None, False, False, False)
+
+
+def test_a_user_without_a_home_folder() -> None:
+    """Such as a container's number without a name."""
+    code = (
+        "import os\n"
+        "from dm05_prep.sources.hf_settings import find_settings\n"
+        "from dm05_prep.sources.options import NO_OPTIONS\n"
+        "from dm05_prep.sources.bos_login import find_endpoint, find_login\n"
+        "from dm05_schemas.workspace import Workspace\n"
+        "os.setuid(54321); os.environ.pop('HOME', None); os.environ.pop('XDG_CACHE_HOME', None)\n"
+        "print(find_settings(NO_OPTIONS).cache, find_login(NO_OPTIONS), find_endpoint(NO_OPTIONS, 'mine'))\n"
+        "Workspace.resolve(None)"
+    )
+    if os.getuid() != 0:
+        pytest.skip("only root can be someone else")
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "/dm05-54321/.cache/huggingface/hub None https://" in done.stdout
 
 
 def test_tokens(home: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -128,6 +128,14 @@ def test_a_local_folder_is_copied(copy: Path, tmp_path: Path) -> None:
     assert "1 of 6 files" in run("model", "--uri", copy, "--workspace", tmp_path).stdout
 
 
+def test_a_local_folder_that_is_damaged_is_refused_before_anything_is_copied(copy: Path, tmp_path: Path) -> None:
+    weights = copy / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1000])
+    done = run("model", "--uri", copy, "--workspace", tmp_path / "ws")
+    assert done.returncode == 1 and str(weights) in done.stderr and "get it again" in done.stderr
+    assert not (tmp_path / "ws").exists()
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_signals_end_it_within_a_second_and_it_continues(
     place: Place, tmp_path: Path, number: int, monkeypatch: pytest.MonkeyPatch

@@ -17,6 +17,7 @@ from dm05_prep.index import build_index
 from dm05_prep.norm_stats import compute
 from dm05_schemas.episode import read_episode
 from dm05_schemas.errors import DataError
+from dm05_schemas.files import folder_lock
 from dm05_schemas.registry import DatasetSpec, lookup
 from dm05_schemas.sample import action_chunk, normalise, relative
 from dm05_schemas.stats import FIELDS, find_stats, narrow_dims, read_stats
@@ -253,3 +254,19 @@ def test_a_full_temporary_folder_is_named(tmp_path: Path) -> None:
     )
     assert list((tmp_path / "tmp").iterdir()) == []
     assert not workspace.norm_stats_dir.exists()
+
+
+def test_columns_of_a_killed_run_are_deleted_those_of_a_running_one_are_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "tmp"))
+    killed, running, new = (tmp_path / "tmp" / f"dm05-columns-{name}" for name in ("killed", "running", "new"))
+    for folder in (killed, running, new):
+        folder.mkdir(parents=True)
+        (folder / "columns.f32").write_bytes(bytes(64))
+    for folder in (killed, running):
+        os.utime(folder, (1, 1))
+    workspace, spec, _ = golden_workspace(tmp_path, "absolute")
+    with folder_lock(running):
+        compute(workspace, spec, 10, "absolute")
+    assert sorted((tmp_path / "tmp").iterdir()) == [new, running]

@@ -56,7 +56,7 @@ def test_an_unknown_switch_is_a_warning_with_the_nearest_real_one() -> None:
         Switches.from_env({"DM05_PERF_R8": "1"})
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        Switches.from_env(ON | {"DM05_DATASETS": "x.toml", "DM05_DDP_BUCKET_CAP_MB": "25"})
+        Switches.from_env(ON | {"DM05_DATASETS": "x.toml", "DM05_DDP_BUCKET_CAP_MB": "25", "DM05_PREP_STALL_S": "5"})
 
 
 def acceleration(*, size: int = 1, parallel: str = "ddp", **environ: str) -> Acceleration:

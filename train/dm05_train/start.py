@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from dm05_schemas.files import expanded
 from dm05_schemas.workspace import Workspace
 from safetensors import safe_open
 from torch import Tensor
@@ -34,7 +35,7 @@ class Start:
 
 def absolute(path: Path) -> Path:
     """A path that stays right wherever it is read from, without `..` in it."""
-    return Path(os.path.abspath(path.expanduser()))
+    return Path(os.path.abspath(expanded(path)))
 
 
 def output_folder(config: TrainConfig, workspace: Workspace) -> Path:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 from dm05_schemas.errors import UsageError
-from dm05_schemas.files import replace_file
+from dm05_schemas.files import expanded, replace_file
 from dm05_schemas.findings import Finding, finding
 from dm05_schemas.registry import DatasetSpec, lookup
 from dm05_schemas.report import Report
@@ -158,7 +158,7 @@ class ReportCommand:
             raise UsageError(f"--strips must be 0 or more, not {self.strips}")
         workspace = Workspace.resolve(self.workspace)
         spec = lookup(self.dataset_name, workspace)
-        out = (self.out or workspace.root / "reports" / f"{spec.name}.html").expanduser().absolute()
+        out = expanded(self.out or workspace.root / "reports" / f"{spec.name}.html").absolute()
         if out.is_dir():
             raise UsageError("is a folder", where=out, fix="Give --out the name of a file")
         result = write_report(

@@ -19,6 +19,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from dm05_schemas.errors import UsageError
+from dm05_schemas.files import expanded
 
 from dm05_prep.errors import PrepError
 from dm05_prep.sources.options import SourceOptions
@@ -53,7 +54,7 @@ def find_login(options: SourceOptions) -> BosLogin | None:
     if options.anonymous:
         return None
     if options.credentials is not None:
-        path = options.credentials.expanduser()
+        path = expanded(options.credentials)
         login = _from_file(path)
         if login is None:
             raise PrepError("has no Ak and Sk in [Defaults]", where=path, fix="Give a file as bcecmd writes it")
@@ -67,7 +68,7 @@ def find_login(options: SourceOptions) -> BosLogin | None:
             token = next((value for name in _TOKEN_VARIABLES if (value := _variable(name))), None)
             place = f"${access_name}" + (" with a session token" if token else "")
             return BosLogin(access_key=access, secret_key=secret, token=token, place=place)
-    return _from_file(CREDENTIALS_FILE.expanduser())
+    return _from_file(expanded(CREDENTIALS_FILE))
 
 
 def find_endpoint(options: SourceOptions, bucket: str) -> str:
@@ -86,7 +87,7 @@ def find_endpoint(options: SourceOptions, bucket: str) -> str:
     if region:
         return _endpoint(f"{region}.bcebos.com", place)
     if bucket not in RELEASED_BUCKETS:
-        configured = _configured_endpoint(CONFIG_FILE.expanduser())
+        configured = _configured_endpoint(expanded(CONFIG_FILE))
         if configured:
             return configured
     return f"https://{DEFAULT_REGION}.bcebos.com"

@@ -17,6 +17,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from dm05_schemas.errors import UsageError
+from dm05_schemas.files import cache_home, expanded
 
 from dm05_prep.sources.options import SourceOptions
 
@@ -57,7 +58,7 @@ def find_settings(options: SourceOptions) -> HubSettings:
     """
     place = "--endpoint" if options.endpoint else "$HF_ENDPOINT"
     endpoint = _endpoint(options.endpoint or _text("HF_ENDPOINT") or OFFICIAL_ENDPOINT, place)
-    home = _folder("HF_HOME") or (_folder("XDG_CACHE_HOME") or Path.home() / ".cache") / "huggingface"
+    home = _folder("HF_HOME") or expanded(cache_home()) / "huggingface"
     token, token_place = (None, "no token") if options.anonymous else _token(home)
     mirror = urlsplit(endpoint).hostname not in OFFICIAL_HOSTS
     xet_choice = _text("HF_HUB_DISABLE_XET")
@@ -112,7 +113,7 @@ def _text(name: str) -> str:
 
 def _folder(name: str) -> Path | None:
     text = _text(name)
-    return Path(text).expanduser() if text else None
+    return expanded(text) if text else None
 
 
 def _is_on(name: str) -> bool:

@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from dm05_schemas.errors import UsageError
+from dm05_schemas.files import expanded
 
 from dm05_prep.errors import PrepError
 from dm05_prep.sources.base import RemoteFile
@@ -57,7 +58,7 @@ def open_source(uri: str | None, *, kind: str, jobs: int) -> LocalSource:
     """The folder ``uri``; there is no default."""
     if not uri:
         raise UsageError("--source local needs --uri", fix="Give the folder of the parts with --uri")
-    return LocalSource(Path(uri.removeprefix("file://")).expanduser().absolute())
+    return LocalSource(expanded(uri.removeprefix("file://")).absolute())
 
 
 def _describe(file: Path, root: Path) -> RemoteFile:

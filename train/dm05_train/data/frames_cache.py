@@ -7,14 +7,12 @@ changed, and can be deleted at any time. Where the dataset folder cannot be writ
 from __future__ import annotations
 
 import hashlib
-import os
-import tempfile
 from dataclasses import replace
 from pathlib import Path
 
 from dm05_schemas.episode import read_episode
 from dm05_schemas.errors import DataError
-from dm05_schemas.files import folder_lock
+from dm05_schemas.files import cache_home, folder_lock
 from dm05_schemas.frame_table import FrameTable
 from dm05_schemas.index import Index
 from dm05_schemas.pack import FRAMES_DIR, PackInfo, check_files, check_matches, read_info
@@ -52,11 +50,7 @@ def frames_of(root: Path, spec: DatasetSpec, index: Index, source: str) -> tuple
 
 
 def _cache_folder(jsonl: Path) -> Path:
-    home = os.path.expanduser("~")
-    if not os.path.isabs(home):  # a container may run as a user that has none
-        home = f"{tempfile.gettempdir()}/dm05-{os.getuid()}"
-    base = Path(os.environ.get("XDG_CACHE_HOME") or f"{home}/.cache")
-    return base / "dm05" / f"frames-{hashlib.sha256(str(jsonl.resolve()).encode()).hexdigest()[:16]}"
+    return cache_home() / "dm05" / f"frames-{hashlib.sha256(str(jsonl.resolve()).encode()).hexdigest()[:16]}"
 
 
 def _usable(folder: Path, spec: DatasetSpec, source: str) -> PackInfo | None:

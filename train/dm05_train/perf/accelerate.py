@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 import torch
+from dm05_schemas.files import cache_home
 
 from dm05_train.env import World
 from dm05_train.model.dm05 import DM05
@@ -128,6 +129,6 @@ class Acceleration:
 
 def _share_compile_cache() -> None:
     """One compile cache a user, kept between runs; ranks of a machine may write it together (files are renamed in)."""
-    cache = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
+    cache = cache_home()
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", os.path.join(cache, "dm05", f"inductor-torch{torch.__version__}"))
     os.environ.setdefault("TRITON_CACHE_DIR", os.path.join(cache, "dm05", f"triton-torch{torch.__version__}"))

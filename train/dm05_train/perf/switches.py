@@ -17,8 +17,9 @@ from dm05_train.config import whole_number
 TRUE, FALSE = {"1", "true", "on", "yes"}, {"0", "false", "off", "no"}
 MOST_MB = 1_000_000
 PRECISIONS = ("highest", "high", "medium")
-# Variables that begin with DM05_ and are read elsewhere.
+# Variables that begin with DM05_ and are read elsewhere, and the beginning of those that dm05-prep reads.
 OTHERS = {"DM05_DATASETS"}
+PREP = "DM05_PREP_"
 
 
 def _switch(variable: str, what: str, *, default: bool = True) -> bool:
@@ -106,7 +107,7 @@ def _read_bool(variable: str, text: str) -> bool:
 
 def _warn_unknown(environ: Mapping[str, str], known: set[str]) -> None:
     known = known | {"DM05_DDP_BUCKET_CAP_MB", "DM05_PERF_R10_MATMUL_PRECISION"} | OTHERS
-    for name in sorted(n for n in environ if n.startswith("DM05_") and n not in known):
+    for name in sorted(n for n in environ if n.startswith("DM05_") and not n.startswith(PREP) and n not in known):
         begun = sorted(real for real in known if real.startswith(f"{name}_"))
         near = begun or difflib.get_close_matches(name, known, n=1, cutoff=0.5)
         hint = f"; did you mean {near[0]}?" if near else ""
