@@ -156,7 +156,8 @@ class Measured:
 def main(bench: Bench) -> None:
     """Make the parts, run both ways in turn, print a table."""
     with tempfile.TemporaryDirectory(prefix="dm05-bench-", dir=bench.folder) as name:
-        folder, parts = Path(name), Path(name) / "parts"
+        folder = Path(name).resolve()
+        parts = folder / "parts"
         parts.mkdir()
         count = write_parts(parts, int(bench.gib * (1 << 30)), bench.part_mib << 20)
         size = sum(path.stat().st_size for path in parts.glob("*.part-*"))
