@@ -10,14 +10,15 @@ from __future__ import annotations
 import gzip
 import io
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import BinaryIO, Protocol, cast
 
 import zstandard
 
+from dm05_prep.checksums import Checksums
 from dm05_prep.parts import PartSet
-from dm05_prep.stream import ByteStream, EndOfStreamError, PartDigest, PartStream
+from dm05_prep.stream import ByteStream, EndOfStreamError, PartStream
 from dm05_prep.untar import Member, damage, read_members, show
 
 _CHUNK_BYTES = 1 << 20
@@ -32,8 +33,12 @@ class ArchiveReader(Protocol):
         """The members from the point on that the reader was opened at."""
         ...
 
-    def pieces(self, member: Member) -> Iterable[memoryview]:
+    def pieces(self, member: Member) -> Iterator[bytes]:
         """The data of the member that was yielded last."""
+        ...
+
+    def place(self, member: Member) -> tuple[Path, int] | None:
+        """The file and offset where the data of the member that was yielded last lies as it is; None if nowhere."""
         ...
 
     def position(self) -> tuple[int, int]:
@@ -52,25 +57,21 @@ class ArchiveReader(Protocol):
         """Bytes of the archive used so far, for progress."""
         ...
 
-    def digests(self) -> list[PartDigest]:
-        """Checksums of the parts read so far; waits for those under way. PartMismatchError when one is wrong."""
-        ...
-
     def close(self) -> None:
-        """Give back files and threads."""
+        """Give back the files."""
         ...
 
 
 def open_archive(
-    parts: PartSet, open_part: Callable[[int], Path], *, start: int, compare: bool, block_bytes: int
+    parts: PartSet, open_part: Callable[[int], Path], *, start: int, checksums: Checksums, block_bytes: int
 ) -> ArchiveReader:
     """A reader of ``parts`` from the member at ``start`` on; see :class:`dm05_prep.stream.PartStream`."""
     if parts.kind == "zip":
         from dm05_prep.unzip import ZipArchive
 
-        return ZipArchive(parts, open_part, start=start, compare=compare)
+        return ZipArchive(parts, open_part, start=start, checksums=checksums)
     plain = parts.kind == "tar"
-    stream = PartStream(parts, open_part, start=start if plain else 0, compare=compare, block_bytes=block_bytes)
+    stream = PartStream(parts, open_part, start=start if plain else 0, checksums=checksums, block_bytes=block_bytes)
     return TarArchive(stream) if plain else CompressedTar(stream, start)
 
 
@@ -86,15 +87,14 @@ class TarArchive:
     def members(self) -> Iterator[Member]:
         return read_members(self._stream)
 
-    def pieces(self, member: Member) -> Iterable[memoryview]:
-        whole = self._stream.whole(member.size)
-        return self._pieces(member) if whole is None else (whole,)
-
-    def _pieces(self, member: Member) -> Iterator[memoryview]:
+    def pieces(self, member: Member) -> Iterator[bytes]:
         try:
             yield from self._stream.pieces(member.size)
         except EndOfStreamError:
             raise damage(self._stream, member.offset, f"the archive ends inside {show(member)}") from None
+
+    def place(self, member: Member) -> tuple[Path, int] | None:
+        return self._raw.place(member.size)
 
     def position(self) -> tuple[int, int]:
         index = self._raw.parts.index_at(self._raw.offset)
@@ -108,10 +108,6 @@ class TarArchive:
 
     def consumed(self) -> int:
         return self._raw.offset
-
-    def digests(self) -> list[PartDigest]:
-        self._raw.settle()
-        return self._raw.finished
 
     def close(self) -> None:
         self._raw.close()
@@ -133,6 +129,9 @@ class CompressedTar(TarArchive):
         except EndOfStreamError:
             raise damage(self._stream, self._start, "the archive is shorter than it was") from None
         yield from read_members(self._stream)
+
+    def place(self, member: Member) -> None:
+        return None
 
     def part_index(self, offset: int) -> int:
         return 0
@@ -158,16 +157,13 @@ class _Unpacked:
             data += more
         return data
 
-    def whole(self, count: int) -> memoryview | None:
-        return None
-
-    def pieces(self, count: int) -> Iterator[memoryview]:
+    def pieces(self, count: int) -> Iterator[bytes]:
         while count:
             data = self._read(min(count, _CHUNK_BYTES))
             if not data:
                 raise EndOfStreamError
             count -= len(data)
-            yield memoryview(data)
+            yield data
 
     def skip(self, count: int) -> None:
         for _ in self.pieces(count):

@@ -12,25 +12,27 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from dm05_schemas.errors import DataError
 
 from dm05_prep.archives import ArchiveReader, open_archive
+from dm05_prep.checksums import Checksums, PartMismatchError, check_part
 from dm05_prep.errors import PrepError
 from dm05_prep.images import ImageSink, PackImages
 from dm05_prep.index_scan import Counted, FileCounter
 from dm05_prep.journal import Point, Record
 from dm05_prep.ledger import Ledger
 from dm05_prep.names import BadName, is_sidecar, link_target
+from dm05_prep.parallel import default_jobs
 from dm05_prep.parts import PartSet
 from dm05_prep.placement import Placement
 from dm05_prep.prefetch import Fetcher, drop_parts
 from dm05_prep.room import LARGE_BYTES, check_fits, full_error, is_full
 from dm05_prep.sniff import check_head
 from dm05_prep.sources.base import Source
-from dm05_prep.stream import BLOCK_BYTES, PartMismatchError, check_part
+from dm05_prep.stream import BLOCK_BYTES
 from dm05_prep.untar import DamageError, Member, damage, show
 from dm05_prep.writer import TreeWriter
 
@@ -45,14 +47,16 @@ class ExtractOptions:
 
     Attributes:
         keep_parts: do not delete parts that the source copied here.
-        writers: threads that write files.
+        writers: processes that write files, 0 to write without any.
+        alone_bytes: how much is written before these processes are started.
         batch_bytes, batch_seconds: how much at most has to be done again after a crash; with 0 bytes every member is
             durable before the next one.
         block_bytes: how much is read at once.
     """
 
     keep_parts: bool = False
-    writers: int = 4
+    writers: int = field(default_factory=lambda: min(4, default_jobs()))
+    alone_bytes: int = 32 << 20
     batch_bytes: int = 256 << 20
     batch_seconds: float = 5.0
     block_bytes: int = BLOCK_BYTES
@@ -168,13 +172,18 @@ class _Run:
         self._step = 0 if self._images else min(_STEP_BYTES, self._options.batch_bytes)
         if self._images:
             self._sink = self._images.open(self._ledger.tree, start.images)
-        self._writer = TreeWriter(self._ledger.tree, self._options.writers)
+        self._writer = TreeWriter(
+            self._ledger.tree, self._options.writers, self._options.alone_bytes, self._ledger.guard
+        )
+        owned, plain = self._source.owns_parts, self._parts.kind == "tar"
+        torn = self._parts.index_at(start.offset) if owned and plain and start.offset else -1
+        self._checksums = Checksums(self._parts, verified=owned, torn=torn)
         self._fetcher = Fetcher(
             self._source,
             self._parts,
             self._parts_folder,
             keep=self._options.keep_parts,
-            resume_at=start.offset if self._parts.kind == "tar" else 0,
+            resume_at=start.offset if plain else 0,
             arrived=self._on_arrival,
         )
         try:
@@ -190,6 +199,7 @@ class _Run:
         finally:
             self._fetcher.close()
             self._writer.close()
+            self._checksums.close()
             if self._reader:
                 self._reader.close()
             self.peak_part_bytes = self._fetcher.peak_bytes
@@ -221,9 +231,13 @@ class _Run:
         return error
 
     def _read(self, start: int) -> None:
-        compare, block_bytes = not self._source.owns_parts, self._options.block_bytes
-        reader = open_archive(self._parts, self._open_part, start=start, compare=compare, block_bytes=block_bytes)
-        self._reader = reader
+        reader = self._reader = open_archive(
+            self._parts,
+            self._open_part,
+            start=start,
+            checksums=self._checksums,
+            block_bytes=self._options.block_bytes,
+        )
         for member in reader.members():
             if member.offset >= self._next_point:
                 self._reached(reader, member.offset)
@@ -237,10 +251,12 @@ class _Run:
             raise damage(reader, 0, what, "Choose with --subset")
         self._writer.wait()
         state = self._sink.sync() if self._sink else None
-        self._ledger.complete(self._source.description, reader.digests(), state)
+        digests = self._checksums.before(len(self._parts.parts))
+        self._ledger.complete(self._source.description, digests, state)
         self._on_progress(self._parts.size, self._ledger.files)
 
     def _open_part(self, index: int) -> Path:
+        self._checksums.before(index)
         copied = self._source.owns_parts and not self._options.keep_parts
         if copied and self._reader and self._reader.restartable:
             self._save(self._last, wait=True)  # lets go of the part before, but for the member at hand
@@ -273,8 +289,12 @@ class _Run:
         self._writer.wait()
         if self._sink:
             point = point._replace(images=self._sink.sync())
-        let_go = self._fetcher.free if self._reader.restartable else lambda offset: None
-        self._ledger.save(point, self._reader.digests(), let_go, wait=wait)
+        let_go = self._let_go if self._reader.restartable else lambda offset: None
+        digests = self._checksums.before(self._reader.part_index(point.offset))
+        self._ledger.save(point, digests, let_go, wait=wait)
+
+    def _let_go(self, offset: int) -> None:
+        self._fetcher.free(int(min(offset, self._checksums.position())))
 
     def _take(self, reader: ArchiveReader, member: Member) -> None:
         """Write one member, if it is wanted."""
@@ -307,20 +327,21 @@ class _Run:
         else:
             if member.size > LARGE_BYTES:
                 check_fits(member, self._ledger.tree)
-            pieces = reader.pieces(member)
-            if path.endswith(".jsonl") and member.size <= _COUNTED_BYTES:
-                data = memoryview(b"".join(pieces))
-                self._count(path, data)
-                pieces = (data,)
-            self._writer.file(path, member.size, pieces)
+            self._write_file(reader, member, path)
         self._ledger.add("image" if url else "file", path, member.size)
 
-    def _count(self, path: str, data: memoryview) -> None:
-        """Spare the index reading the file again."""
-        try:
-            self.counted[path] = self._counter.count_bytes(data, path)
-        except DataError:
-            pass  # the index says what is wrong, with the place where the file then is
+    def _write_file(self, reader: ArchiveReader, member: Member, path: str) -> None:
+        if path.endswith(".jsonl") and member.size <= _COUNTED_BYTES:
+            data = b"".join(reader.pieces(member))
+            self._writer.file(path, (data,))
+            try:  # spares the index reading the file again
+                self.counted[path] = self._counter.count_bytes(memoryview(data), path)
+            except DataError:
+                pass  # the index says what is wrong, with the place where the file then is
+        elif place := reader.place(member):
+            self._writer.copy(path, *place, member.size)
+        else:
+            self._writer.file(path, reader.pieces(member))
 
     def _take_link(self, member: Member, path: str) -> None:
         names, symbolic = self._ledger.names, member.kind == "symbolic link"

@@ -6,6 +6,7 @@ The layout on disk is drawn in :mod:`dm05_prep.journal`.
 from __future__ import annotations
 
 import concurrent.futures
+import fcntl
 import os
 import shutil
 import time
@@ -15,7 +16,9 @@ from pathlib import Path
 
 from dm05_schemas.files import sync_path
 
+from dm05_prep.checksums import PartDigest
 from dm05_prep.durable import sync_filesystem, write_atomic
+from dm05_prep.errors import PrepError
 from dm05_prep.images import STAGING, ImageMode, ImageState
 from dm05_prep.journal import (
     Journal,
@@ -31,7 +34,8 @@ from dm05_prep.journal import (
 )
 from dm05_prep.names import Names
 from dm05_prep.parts import PartSet
-from dm05_prep.stream import PartDigest
+
+_GUARD_SECONDS = 30.0
 
 
 class Ledger:
@@ -42,6 +46,7 @@ class Ledger:
         names: every name in it.
         files, bytes, left_out: totals so far.
         start: where to go on from.
+        guard: an open file, locked until it and every copy of it that a helper process holds are closed.
     """
 
     def __init__(self, target: Path, parts: PartSet, mode: ImageMode) -> None:
@@ -64,6 +69,17 @@ class Ledger:
         return was_published(self.target)
 
     def __enter__(self) -> Ledger:
+        self.target.parent.mkdir(parents=True, exist_ok=True)
+        self.guard = _guard(self.target.parent)
+        try:
+            self._take_over()
+        except BaseException:
+            os.close(self.guard)
+            raise
+        return self
+
+    def _take_over(self) -> None:
+        """Start from what an earlier run made durable, or from an empty tree."""
         journal = Journal.load(self._journal_path)
         if journal is None:
             remove_partial(self.target)
@@ -84,11 +100,13 @@ class Ledger:
         self._log = MemberLog(log, self.start.log_bytes)
         self._saved_at = time.monotonic()
         self._syncer = ThreadPoolExecutor(1, "sync")
-        return self
 
     def __exit__(self, *error: object) -> None:
-        self._syncer.shutdown(wait=True)
-        self._log.close()
+        try:
+            self._syncer.shutdown(wait=True)
+            self._log.close()  # writes what is left, which a full disk refuses
+        finally:
+            os.close(self.guard)
 
     def add(self, kind: LogKind, path: str, size: int = 0) -> None:
         """Note a member that was handed to the writer; its name is in ``names`` already."""
@@ -198,10 +216,27 @@ class Ledger:
 
     def _note(self, digests: list[PartDigest]) -> None:
         for digest in digests:
-            if digest.digest:
-                self._journal.digests[self._parts.parts[digest.index].name] = f"{digest.algorithm}:{digest.digest}"
+            self._journal.digests[self._parts.parts[digest.index].name] = f"{digest.algorithm}:{digest.digest}"
 
     def _make_durable(self, journal: bytes, offset: int, then: Callable[[int], None]) -> None:
         sync_filesystem(self.partial)
         write_atomic(self._journal_path, journal)
         then(offset)
+
+
+def _guard(folder: Path) -> int:
+    """The open ``folder``, locked; helpers of a run that was killed may hold it for a moment."""
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    give_up = time.monotonic() + _GUARD_SECONDS
+    while True:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return handle
+        except BlockingIOError:
+            if time.monotonic() > give_up:
+                os.close(handle)
+                what = "another process is writing here"
+                raise PrepError(what, where=folder, fix="Wait for it to end, or end it") from None
+            time.sleep(0.01)
+        except OSError:  # a file system without locks
+            return handle

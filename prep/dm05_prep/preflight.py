@@ -95,7 +95,7 @@ def check_room(
 
 def measure(parts: PartSet, paths: list[Path], inside: tuple[str, ...]) -> Room:
     """Space and inodes that the wanted members take, from the headers of a plain tar alone."""
-    stream = PartStream(parts, paths.__getitem__, compare=False, block_bytes=1 << 14, seek_bytes=1 << 14)
+    stream = PartStream(parts, paths.__getitem__)
     placement = Placement(inside)
     count = size = 0
     try:

@@ -9,8 +9,8 @@ import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from dm05_prep.checksums import Checksums
 from dm05_prep.parts import PartSet
-from dm05_prep.stream import PartDigest, PartStream
 from dm05_prep.untar import Member, damage, show
 
 _CHUNK_BYTES = 1 << 20
@@ -22,20 +22,17 @@ class ZipArchive:
 
     restartable = False
 
-    def __init__(self, parts: PartSet, open_part: Callable[[int], Path], *, start: int, compare: bool) -> None:
+    def __init__(self, parts: PartSet, open_part: Callable[[int], Path], *, start: int, checksums: Checksums) -> None:
         self._parts, self._start = parts, start
-        self._paths = [open_part(index) for index in range(len(parts.parts))]
-        self._stream = PartStream(parts, self._paths.__getitem__, compare=compare)
-        if compare and any(part.file.sha256 or part.file.md5 or part.file.crc32 for part in parts.parts):
-            for _ in self._stream.pieces(parts.size):
-                pass
-            self._stream.settle()
+        paths = [open_part(index) for index in range(len(parts.parts))]
+        for index, path in enumerate(paths):
+            checksums.begin(index, path)
+        checksums.before(len(paths))
         self._done = start
-        self._file = io.BufferedReader(_Joined(parts, self._paths), _CHUNK_BYTES)
+        self._file = io.BufferedReader(_Joined(parts, paths), _CHUNK_BYTES)
         try:
             self._zip = zipfile.ZipFile(self._file)
         except (zipfile.BadZipFile, ValueError, NotImplementedError) as error:
-            self._stream.close()
             raise damage(
                 self, parts.size, f"no readable zip directory ends here: {error}", "It is cut short"
             ) from error
@@ -52,17 +49,20 @@ class ZipArchive:
                 yield self._member(info)
         self._done = self._parts.size
 
-    def pieces(self, member: Member) -> Iterator[memoryview]:
+    def pieces(self, member: Member) -> Iterator[bytes]:
         left = member.size
         try:
             with self._zip.open(self._info) as file:
                 while data := file.read(_CHUNK_BYTES):
                     left -= len(data)
-                    yield memoryview(data)
+                    yield data
         except (zipfile.BadZipFile, EOFError, zlib.error, NotImplementedError, RuntimeError) as error:
             raise damage(self, member.offset, f"{show(member)} is damaged: {error}") from error
         if left:
             raise damage(self, member.offset, f"{show(member)} has not the size that the directory gives")
+
+    def place(self, member: Member) -> None:
+        return None
 
     def position(self) -> tuple[int, int]:
         return 0, 0  # the data may be compressed
@@ -76,11 +76,7 @@ class ZipArchive:
     def consumed(self) -> int:
         return self._done
 
-    def digests(self) -> list[PartDigest]:
-        return self._stream.finished
-
     def close(self) -> None:
-        self._stream.close()
         self._zip.close()
         self._file.close()
 

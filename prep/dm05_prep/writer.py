@@ -1,127 +1,165 @@
-"""Writing many small files: several threads, no copies of the data, never through a link.
+"""Writing many small files: what lies in a part as it is goes straight from there to its file, by several processes.
 
-File modes, owners and times of an archive are not applied.
+Threads would not do: making a small file is a few short calls, and between them they would wait for one another's turn
+in the interpreter. File modes, owners and times of an archive are not applied, nothing is written through a link, and
+nothing may exist yet at a path that is written.
 """
 
 from __future__ import annotations
 
-import contextlib
-import itertools
-import operator
+import marshal
 import os
-from collections import deque
-from collections.abc import Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+import struct
+import subprocess
+import sys
+from collections.abc import Iterable
 from pathlib import Path
 
-_LARGE_BYTES = 8 << 20  # larger files are written piece by piece, not gathered in memory
-_TASK_FILES = 64
-_TASK_BYTES = 1 << 20
-_CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+from dm05_prep import copier
+from dm05_prep.copier import Copy, copy_files, framed, write_all
+from dm05_prep.errors import PrepError
 
-_Task = list[tuple[str, str, bytes | memoryview]]  # folder, name in it, content
+_TASK_FILES = 64
+_TASK_BYTES = 8 << 20
+_MOST_PENDING = 8
 
 
 class TreeWriter:
     """Writes below ``root``; paths are relative to it and must have passed :class:`dm05_prep.names.Names`.
 
-    Nothing may exist yet at a path that is written.
-
     Args:
-        threads: writers at once; 0 writes in the caller's thread.
+        helpers: processes that copy, 0 for none.
+        alone_bytes: so much is copied before the helpers are started.
+        guard: an open file that the helpers keep open for as long as they live.
     """
 
-    def __init__(self, root: Path, threads: int) -> None:
-        self._root = f"{root}/"
-        self._threads = threads
-        self._pool = ThreadPoolExecutor(max(1, threads), "writer")
-        self._pending: deque[Future[None]] = deque()
-        self._task: _Task = []
+    def __init__(self, root: Path, helpers: int, alone_bytes: int, guard: int) -> None:
+        self._root, self._guard = str(root), guard
+        self._count, self._alone_bytes = helpers, alone_bytes
+        self._helpers: list[_Helper] = []
+        self._current: _Helper | None = None
+        self._part = Path()
+        self._task: list[Copy] = []
         self._task_bytes = 0
+        self._last_folder = ""
         self._folders: set[str] = {""}
 
     def folder(self, path: str) -> None:
         """Make a folder and those above it."""
         if path not in self._folders:
-            os.makedirs(self._root + path, exist_ok=True)
+            os.makedirs(f"{self._root}/{path}", exist_ok=True)
             self._folders.add(path)
 
-    def file(self, path: str, size: int, pieces: Iterable[memoryview]) -> None:
-        """Write a file of ``size`` bytes; done at the latest on return of :meth:`wait`."""
+    def file(self, path: str, pieces: Iterable[bytes]) -> None:
+        """Write a file of what ``pieces`` give."""
+        self.folder(path.rpartition("/")[0])
+        file = os.open(f"{self._root}/{path}", copier.CREATE, 0o666)
+        try:
+            for piece in pieces:
+                write_all(file, piece)
+        except OSError as error:
+            error.filename = path
+            raise
+        finally:
+            os.close(file)
+
+    def copy(self, path: str, part: Path, offset: int, size: int) -> None:
+        """Write a file of ``size`` bytes that lie at ``offset`` in ``part``; done on return of :meth:`wait`."""
         folder, _, name = path.rpartition("/")
         if folder not in self._folders:
             self.folder(folder)
-        if size > _LARGE_BYTES:
-            with _opened(self._root + folder) as handle:
-                _write(handle, name, path, pieces)
-            return
-        gathered = tuple(pieces)
-        self._task.append((folder, name, gathered[0] if len(gathered) == 1 else b"".join(gathered)))
-        self._task_bytes += size
-        if len(self._task) >= _TASK_FILES or self._task_bytes >= _TASK_BYTES:
+        if part is not self._part or len(self._task) >= _TASK_FILES or self._task_bytes >= _TASK_BYTES:
             self._submit()
+            self._part = part
+        self._task.append((folder, name, offset, size))
+        self._task_bytes += size
 
     def link(self, path: str, target: str) -> None:
         """Make a symbolic link with the text ``target``."""
         self.folder(path.rpartition("/")[0])
-        os.symlink(target, self._root + path)
+        os.symlink(target, f"{self._root}/{path}")
 
     def same_file(self, path: str, existing: str) -> None:
         """Give the file ``existing``, written before, a second name."""
         self.wait()
         self.folder(path.rpartition("/")[0])
-        os.link(self._root + existing, self._root + path, follow_symlinks=False)
+        os.link(f"{self._root}/{existing}", f"{self._root}/{path}", follow_symlinks=False)
 
     def wait(self) -> None:
-        """Return when everything is written; raises the first OSError of a writer."""
+        """Return when everything is written.
+
+        Raises:
+            OSError: the first that a helper had.
+        """
         self._submit()
-        while self._pending:
-            self._pending[0].result()
-            self._pending.popleft()
+        for helper in self._helpers:
+            helper.wait(0)
 
     def close(self) -> None:
-        """Stop the threads."""
-        self._pool.shutdown(wait=True, cancel_futures=True)
+        """End the helpers; what they have not begun is dropped."""
+        for helper in self._helpers:
+            helper.close()
 
     def _submit(self) -> None:
-        task, self._task, self._task_bytes = self._task, [], 0
+        task, size, self._task, self._task_bytes = self._task, self._task_bytes, [], 0
         if not task:
             return
-        if not self._threads:
-            self._write_all(task)
+        self._alone_bytes -= size
+        if not self._count or self._alone_bytes > 0:
+            copy_files(self._root, str(self._part), task)
             return
-        self._pending.append(self._pool.submit(self._write_all, task))
-        if len(self._pending) > 2 * self._threads:
-            self._pending[0].result()
-            self._pending.popleft()
+        if not self._helpers:
+            self._helpers = [_Helper(self._root, self._guard) for _ in range(self._count)]
+        self._helper_for(task[0][0]).submit(str(self._part), task)
+        self._last_folder = task[-1][0]
 
-    def _write_all(self, task: _Task) -> None:
-        for folder, group in itertools.groupby(task, key=operator.itemgetter(0)):
-            with _opened(self._root + folder) as handle:
-                for _, name, data in group:
-                    _write(handle, name, f"{folder}/{name}", (data,))
-
-
-@contextlib.contextmanager
-def _opened(folder: str) -> Iterator[int]:
-    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    try:
-        yield handle
-    finally:
-        os.close(handle)
+    def _helper_for(self, folder: str) -> _Helper:
+        """The one with the least to do; the same again for the same folder, where two would wait for each other."""
+        if not self._current or folder != self._last_folder or self._current.pending >= _MOST_PENDING:
+            self._current = min(self._helpers, key=lambda helper: helper.pending)
+        return self._current
 
 
-def _write(folder: int, name: str, path: str, pieces: Iterable[bytes | memoryview]) -> None:
-    """Write a new file in the open ``folder``; ``path`` is for messages."""
-    try:
-        file = os.open(name, _CREATE, 0o666, dir_fd=folder)
+class _Helper:
+    """One process that runs :mod:`dm05_prep.copier`; ``pending`` counts its tasks."""
+
+    def __init__(self, root: str, guard: int) -> None:
+        command = [sys.executable, "-I", "-S", copier.__file__, root]
+        pipe = subprocess.PIPE
+        # In a session of its own, Ctrl-C and the like reach the parent alone, which then ends the helpers.
+        self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, pass_fds=(guard,), start_new_session=True)
+        self.pending = 0
+
+    def submit(self, part: str, task: list[Copy]) -> None:
+        """Hand a task over; waits while the process has many."""
+        self.wait(_MOST_PENDING)
+        self.pending += 1  # from here on: a task that could not be handed over must never count as done
+        assert self._process.stdin
         try:
-            for piece in pieces:
-                written = os.write(file, piece)
-                while written < len(piece):
-                    written += os.write(file, memoryview(piece)[written:])
-        finally:
-            os.close(file)
-    except OSError as error:
-        error.filename = path
-        raise
+            self._process.stdin.write(framed((part, task)))
+            self._process.stdin.flush()
+        except BrokenPipeError:
+            self.wait(0)  # raises what ended it
+
+    def wait(self, most: int) -> None:
+        """Return when no more than ``most`` tasks are pending."""
+        while self.pending > most:
+            answer = self._read(1)
+            if answer == copier.FAILED:
+                code, text, path = marshal.loads(self._read(struct.unpack("<I", self._read(4))[0]))
+                raise OSError(code, text, path)
+            self.pending -= 1
+
+    def close(self) -> None:
+        """End the process."""
+        self._process.kill()
+        self._process.communicate()
+
+    def _read(self, count: int) -> bytes:
+        assert self._process.stdout
+        data = self._process.stdout.read(count)
+        if len(data) < count:
+            code = self._process.wait()
+            what = f"a helper process that writes files has ended, {f'killed by signal {-code}' if code < 0 else code}"
+            raise PrepError(what, fix="Run the same command again: it goes on from there")
+        return data

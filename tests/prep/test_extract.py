@@ -82,10 +82,8 @@ class TestWriting:
     def test_large_members_and_long_gaps(self, tmp_path: Path) -> None:
         rnd = random.Random(3)
         files = {"libero/other/v.mp4": rnd.randbytes(9 << 20), HOME + "big": rnd.randbytes(17 << 20), HOME + "s": b"s"}
-        source = write_parts(tmp_path / "p", split(honest(files), 8 << 20))
-        result = run(source, tmp_path / "set")
+        run(write_parts(tmp_path / "p", split(honest(files), 8 << 20)), tmp_path / "set")
         assert tree(tmp_path / "set") == wanted(files)
-        assert [digest is None for *_, digest in result.record.parts[:3]] == [True, False, False]
 
     def test_an_archive_of_the_subset_alone(self, tmp_path: Path) -> None:
         run(write_parts(tmp_path / "p", [closed(member("./libero_pi0_all/jsonl/a", b"1"))]), tmp_path / "set")

@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+import fcntl
 import gzip
 import io
+import os
 import random
 import shutil
+import threading
+import time
 import zipfile
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+from dm05_prep.errors import PrepError
 from dm05_prep.extract import ExtractOptions
 from dm05_prep.journal import Journal, Record
 from dm05_prep.parts import order_parts
 from dm05_prep.sources.base import RemoteFile, Source
 from dm05_prep.sources.local import LocalSource
+from dm05_prep.writer import _Helper
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tars import (
@@ -37,6 +44,7 @@ from tars import (
 
 STEP_BY_STEP = ExtractOptions(batch_bytes=0, block_bytes=700)
 IN_BATCHES = ExtractOptions(batch_bytes=4000, block_bytes=900)
+WITH_HELPERS = ExtractOptions(batch_bytes=4000, block_bytes=900, writers=2, alone_bytes=0)
 
 
 @pytest.fixture
@@ -73,7 +81,7 @@ def finish(source: Source, target: Path, due: dict[str, bytes], options: Extract
     assert not (target.parent / "parts").exists()
 
 
-@pytest.mark.parametrize("options", [STEP_BY_STEP, IN_BATCHES])
+@pytest.mark.parametrize("options", [STEP_BY_STEP, IN_BATCHES, WITH_HELPERS], ids=["steps", "batches", "helpers"])
 @pytest.mark.parametrize("copied", [False, True])
 def test_killed_at_every_step(folder: Path, options: ExtractOptions, copied: bool) -> None:
     """One kill at each step of a small extraction in turn."""
@@ -193,9 +201,44 @@ def test_a_damaged_part_replaced_after_a_kill(folder: Path) -> None:
     finish(source, folder / "set", wanted(files), replace(STEP_BY_STEP, writers=0))
 
 
-def _ignore_failure(source: Source, target: Path) -> None:
-    from dm05_prep.errors import PrepError
+def test_waits_for_what_a_killed_run_left_writing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = {f"{HOME}x": b"content"}
+    source = write_parts(folder / "p", split(honest(files), 3000))
+    (folder / "w").mkdir()
+    helper = os.open(folder / "w", os.O_RDONLY)
+    fcntl.flock(helper, fcntl.LOCK_EX)
+    with monkeypatch.context() as patch:
+        patch.setattr("dm05_prep.ledger._GUARD_SECONDS", 0.1)
+        with pytest.raises(PrepError, match="another process is writing here"):
+            run(source, folder / "w" / "set")
+    assert os.listdir(folder / "w") == []
+    threading.Timer(0.3, os.close, [helper]).start()
+    started = time.monotonic()
+    finish(source, folder / "w" / "set", wanted(files), STEP_BY_STEP)
+    assert time.monotonic() - started >= 0.25
 
+
+def test_a_helper_killed_alone(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The run ends with an error, and the next one goes on to the same tree."""
+    files = {f"{HOME}{index // 50}/{index:03d}": random.Random(index).randbytes(1500) for index in range(600)}
+    source = write_parts(folder / "p", split(honest(files), 100_000))
+    submit, helpers = _Helper.submit, []
+
+    def kill_third(helper: _Helper, *task: Any) -> None:
+        helpers.append(helper)
+        if len(helpers) == 3:
+            helper._process.kill()
+            helper._process.wait()
+        submit(helper, *task)
+
+    monkeypatch.setattr(_Helper, "submit", kill_third)
+    with pytest.raises(PrepError, match="killed by signal 9"):
+        run(source, folder / "set", WITH_HELPERS)
+    assert all(helper._process.poll() is not None for helper in helpers)
+    finish(source, folder / "set", wanted(files), WITH_HELPERS)
+
+
+def _ignore_failure(source: Source, target: Path) -> None:
     try:
         run(source, target, STEP_BY_STEP)
     except PrepError:
