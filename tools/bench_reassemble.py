@@ -15,6 +15,7 @@ import hashlib
 import io
 import os
 import random
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -176,6 +177,8 @@ def main(bench: Bench) -> None:
         for repeat in range(bench.repeats):
             for way, command in ways.items():
                 runs[way].append(_measure(command, folder / f"{way} {repeat}"))
+                if repeat:  # the first ones are compared
+                    shutil.rmtree(folder / f"{way} {repeat}")
         _compare(folder)
         least = min(run.seconds for run in runs["cat | tar -x"])
         for way, measured in runs.items():
