@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import resource
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -85,6 +87,27 @@ def test_what_fails_on_one_rank_fails_the_checkpoint(tmp_path: Path, state: RunS
         ):
             saver.wait()
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_disk_too_full_for_the_note_of_it(tmp_path: Path, state: RunState) -> None:
+    """The other rank can make files but write no byte, as on a full disk: rank 0 is told all the same."""
+    both = savers(tmp_path)
+    first, second = parts(state)
+    both[0].save(first)
+    end = time.monotonic() + 20
+    while not list(tmp_path.glob(".checkpoint-*/norm_stats/x.json")) and time.monotonic() < end:
+        time.sleep(0.01)
+    time.sleep(0.2)  # that file is the last one of rank 0
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, before[1]))
+    try:
+        both[1].save(second)
+        with pytest.raises(TrainError, match="cannot write a checkpoint: File too large"):
+            both[1].wait()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    with pytest.raises(TrainError, match="rank 1 could not write its part, nor a note of why"):
+        both[0].wait()
 
 
 def test_a_rank_that_never_writes(tmp_path: Path, state: RunState) -> None:

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 
-from dm05_train.env import first_line
+from dm05_train.env import GAVE_WAY, first_line
 from dm05_train.errors import TrainError
 from dm05_train.kept import Kept
 
@@ -98,7 +98,9 @@ def _describe(error: object) -> str:
     """What ended the run, of the rank that failed first."""
     rank, failure = error.get_first_failure()  # type: ignore[attr-defined]
     code = failure.exitcode
-    if code >= 0:
+    if code == GAVE_WAY:
+        how = "ended because another rank failed; the log of that rank or of machine 0 says why"
+    elif code >= 0:
         how = f"ended with exit code {code}; its own message stands above"
     else:
         name = signal.Signals(-code).name

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, TypeVar, cast
+from typing import Any, NoReturn, TypeVar, cast
 
 import torch
 import torch.distributed as dist
@@ -31,7 +31,8 @@ LIKE_TORCHRUN = (
 )
 TURN_SECONDS = 10.0
 HUSH_SECONDS = 1.0
-"""A rank that leaves the word to another gives it time to speak: torchrun stops all when the first of them ends."""
+GAVE_WAY = 3
+"""Exit code of a rank that left it to another one to say what happened."""
 PEER_NOISE = re.compile(r"\[\S+\.cc:\d+\]|This is typically caused .*")
 PEER_WORDS = ("gloo", "nccl", "connection reset", "connection closed", "timed out waiting", "broken pipe", "store")
 
@@ -137,6 +138,12 @@ def speaking_in_turn(environ: Mapping[str, str]) -> Iterator[None]:
         raise
 
 
+def give_way() -> NoReturn:
+    """End this rank without a word, as another one says what happened; that one gets time to speak first."""
+    time.sleep(HUSH_SECONDS)  # torchrun stops all when the first of them ends
+    raise SystemExit(GAVE_WAY)
+
+
 def together(world: World, action: Callable[[], T]) -> T:
     """Run something on every rank; when it fails on any, every rank ends, and rank 0 names the rank and machine.
 
@@ -160,10 +167,10 @@ def together(world: World, action: Callable[[], T]) -> T:
         dist.all_gather_object(texts, None if mine is None else f"rank {world.rank} on {socket.gethostname()}: {mine}")
         failed = [rank for rank, text in enumerate(texts) if text is not None]
         if failed and not (world.is_main or (world.rank == failed[0] and world.node > 0)):
-            time.sleep(HUSH_SECONDS)
-            raise SystemExit(1)
+            give_way()
         if failed and mine is None:
-            others = f" (and {len(failed) - 1} more ranks)" if len(failed) > 1 else ""
+            more = len(failed) - 1
+            others = f" (and {more} more rank{'s' if more > 1 else ''})" if more else ""
             raise TrainError(f"{texts[failed[0]]}{others}")
     if mine is not None:
         raise mine

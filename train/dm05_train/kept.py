@@ -28,8 +28,8 @@ class Kept:
         newest = _newest(self.output)
         if newest is None or newest == self.before:
             return (
-                f"No checkpoint of this run is in {self.output} on {socket.gethostname()}: start again with the same "
-                "command"
+                f"No checkpoint of this run is in {self.output} on {socket.gethostname()}: when that is mended, start "
+                "again with the same command"
             )
         if self.resume == "latest":
             return f"{newest[0]} was saved: the same command goes on from there"

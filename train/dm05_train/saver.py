@@ -23,6 +23,7 @@ from dm05_train.snapshot import PARTS_WHEN_LARGE, Snapshot
 from dm05_train.staging import Staging
 
 POLL_SECONDS = 0.05
+NO_NOTE = "could not write its part, nor a note of why (the disk may be full)"
 
 
 class Saver:
@@ -154,5 +155,5 @@ class Saver:
                 time.sleep(POLL_SECONDS)
             text = note.read_text("utf-8")
             if text != "done":
-                raise OSError(f"rank {rank} {text or 'could not write its part'}")
+                raise OSError(f"rank {rank} {text or NO_NOTE}")
             note.unlink()

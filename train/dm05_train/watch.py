@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 
-from dm05_train.env import together
+from dm05_train.env import give_way, together
 from dm05_train.errors import TrainError
 from dm05_train.metrics import Metrics, StepResult
 from dm05_train.saver import Saver
@@ -74,7 +74,7 @@ class Watch:
     def _give_up(self, step: int) -> None:
         together(self.run.world, self.saver.wait)
         if not self.run.world.is_main:
-            raise SystemExit(1)
+            give_way()
         good, lower = self.saver.last, "a lower --optimizer-config.base-lr"
         if good is None:
             fix = f"No checkpoint was written yet: start again with {lower}"
