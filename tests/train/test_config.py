@@ -90,6 +90,9 @@ def test_a_variable_that_is_no_count(text: str) -> None:
         (lambda: TrainerConfig(max_grad_norm=math.inf), "--trainer-config.max-grad-norm"),
         (lambda: OptimizerConfig(eps=0.0), "--optimizer-config.eps"),
         (lambda: OptimizerConfig(muon_ns_steps=0), "--optimizer-config.muon-ns-steps"),
+        (lambda: OptimizerConfig(muon_ns_steps=10**9), "--optimizer-config.muon-ns-steps"),
+        (lambda: TrainerConfig(model_max_length=10**8), "--trainer-config.model-max-length"),
+        (lambda: TrainerConfig(dataloader_num_workers=5000), "--trainer-config.dataloader-num-workers"),
     ],
 )
 def test_refused_with_the_flag_and_a_mend(make: object, flag: str) -> None:

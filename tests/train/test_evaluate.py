@@ -94,6 +94,11 @@ def test_without_held_out_episodes_it_says_so(workspace: Path, tmp_path: Path) -
     assert "these were trained on" in done.stdout and str(workspace / "checkpoints" / "DM05") in done.stdout
 
 
+def test_more_euler_steps_than_anyone_wants() -> None:
+    done = run(["eval", "--sample-steps", "1000000000"])
+    assert done.returncode == 2 and "--sample-steps" in done.stderr and done.stderr.count("\n") == 1
+
+
 def test_a_missing_checkpoint(tmp_path: Path, workspace: Path) -> None:
     words = ["--workspace", workspace, "--model-config.model-name-or-path", tmp_path / "none"]
     done = run(["eval", *map(str, words)])

@@ -96,6 +96,12 @@ def test_rows_are_the_same_when_read_late(tmp_path: Path) -> None:
     assert rows[0] == rows[1] and len(rows[0]) == 7
 
 
+def test_an_interval_longer_than_the_run_costs_nothing(tmp_path: Path) -> None:
+    run = golden_run(config(batch=3, steps=2, logging_steps=10**12))
+    run.async_loss = True
+    assert len(go(run, tmp_path)) == 2
+
+
 def test_a_run_that_is_done_has_nothing_to_do(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = golden_run(config(batch=3, steps=2))
     run.step = 2

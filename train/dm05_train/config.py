@@ -20,6 +20,7 @@ from dm05_schemas.errors import UsageError
 
 C = TypeVar("C", bound="TrainConfig")
 Precision = Literal["auto", "fp32", "bf16", "bf16_compensated", "fp32_master"]
+MOST_TOKENS, MOST_NS_STEPS = 131_072, 100
 LEAST_WORKERS_ALLOWED, WORKERS_A_CORE = 16, 4
 MOST_MINUTES = 525_600
 """A year; torch counts its waits in milliseconds and overflows beyond some."""
@@ -139,7 +140,12 @@ class OptimizerConfig:
             require_number(getattr(self, name), f"--optimizer-config.{name.replace('_', '-')}", above=0)
         for name in ("weight_decay", "muon_lr_scale", "muon_coefficient"):
             require_number(getattr(self, name), f"--optimizer-config.{name.replace('_', '-')}")
-        require_number(self.muon_ns_steps, "--optimizer-config.muon-ns-steps", least=1)
+        _require(
+            1 <= self.muon_ns_steps <= MOST_NS_STEPS,
+            f"{self.muon_ns_steps} Newton-Schulz steps are out of range",
+            "--optimizer-config.muon-ns-steps",
+            f"Give 1 to {MOST_NS_STEPS}; 5 are usual",
+        )
         _require(
             self.warmup_steps >= 0, "a warm-up cannot be negative", "--optimizer-config.warmup-steps", "Give 0 or more"
         )
@@ -218,6 +224,12 @@ class TrainerConfig:
         ):
             value = getattr(self, name)
             _require(value >= 1, f"{value} is too few", f"--trainer-config.{name.replace('_', '-')}", "Give 1 or more")
+        _require(
+            self.model_max_length <= MOST_TOKENS,
+            f"{self.model_max_length} tokens are more than the model has positions for",
+            "--trainer-config.model-max-length",
+            f"Give {MOST_TOKENS} or less",
+        )
         limit = self.save_total_limit
         _require(
             limit is None or limit >= 1,

@@ -41,6 +41,7 @@ from dm05_train.prompt import PromptBuilder
 from dm05_train.start import Start, absolute, check_folder, output_folder
 
 Float32 = NDArray[np.float32]
+MOST_SAMPLE_STEPS = 1000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -263,6 +264,9 @@ Examples:
     workspace = Workspace.resolve(config.workspace)
     if config.samples < 1 or config.sample_steps < 1:
         raise UsageError("an evaluation needs a sample and a step", where="--samples", fix="Give 1 or more")
+    if config.sample_steps > MOST_SAMPLE_STEPS:
+        fix = f"Give {MOST_SAMPLE_STEPS} or less; 10 are usual"
+        raise UsageError(f"{config.sample_steps} Euler steps are too many", where="--sample-steps", fix=fix)
     folder = find_folder(config, workspace)
     setup = prepare(config, workspace)
     if setup.config.split != config.split:

@@ -128,7 +128,8 @@ def run_steps(run: Run, saver: Saver, metrics: Metrics, stop: StopSignal) -> Non
         TrainError: three steps in a row had gradients that are not finite, or a checkpoint could not be written.
     """
     trainer = run.config.trainer_config
-    log = StepLog(run.world, trainer.logging_steps if run.async_loss else 1, lag=run.async_loss)
+    interval = min(trainer.logging_steps, trainer.num_train_steps) if run.async_loss else 1
+    log = StepLog(run.world, interval, lag=run.async_loss)
     watch = Watch(run, saver, metrics)
     if run.step >= trainer.num_train_steps:
         metrics.say(f"nothing to do: {run.step} of {trainer.num_train_steps} steps are done")
