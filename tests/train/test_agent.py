@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import time
@@ -108,6 +109,16 @@ def test_told_to_stop_all_ranks_save_once(workspace: Path, tmp_path: Path) -> No
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("told to stop: saved after step") == 1
     assert len(list(tmp_path.glob("checkpoint-*/training/state.json"))) == 1
+
+
+def test_told_to_stop_while_the_ranks_still_start(workspace: Path, tmp_path: Path) -> None:
+    process = start(flags(workspace, tmp_path, steps=900, **SPLIT), script=True, NPROC_PER_NODE="2")
+    while process.poll() is None and len(children(process.pid)) < 2:
+        time.sleep(0.05)
+    process.terminate()
+    done = finish(process)
+    assert done.returncode == 128 + signal.SIGTERM
+    assert done.stderr.strip() == "told to stop before the ranks could listen: nothing was saved"
 
 
 def test_a_killed_rank_ends_the_others_with_a_message(workspace: Path, tmp_path: Path) -> None:

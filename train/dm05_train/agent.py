@@ -11,6 +11,7 @@ import logging
 import os
 import signal
 import socket
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import FrameType
@@ -30,7 +31,7 @@ def run_ranks(torchrun: Sequence[str], environ: Mapping[str, str], kept: Kept) -
         kept: knows what to do when a rank fails.
 
     Returns:
-        0; or 128 + the signal that arrived before any rank was started.
+        0; or 128 + the signal that arrived before the ranks were there to answer it.
 
     Raises:
         TrainError: a rank failed, or the machines did not find each other.
@@ -51,6 +52,9 @@ def run_ranks(torchrun: Sequence[str], environ: Mapping[str, str], kept: Kept) -
     try:
         torch_run.run(arguments)
     except ChildFailedError as error:
+        if (stopped_by := _ended_by_forwarded(error)) is not None:
+            print("told to stop before the ranks could listen: nothing was saved", file=sys.stderr)
+            return 128 + stopped_by
         raise TrainError(_describe(error), fix=kept.advice()) from None
     except (DistError, RendezvousError, TimeoutError) as error:
         raise TrainError(
@@ -72,8 +76,18 @@ class _StoppedEarly(Exception):
         self.number = number
 
 
+_forwarded: set[int] = set()
+
+
+def _ended_by_forwarded(error: object) -> int | None:
+    """The signal that was handed on to ranks and ended the first of them, which was still on its way to listening."""
+    code = error.get_first_failure()[1].exitcode  # type: ignore[attr-defined]
+    return -code if -code in _forwarded else None
+
+
 def _forward(number: int, frame: FrameType | None) -> None:
     ranks = children(os.getpid())
+    _forwarded.add(number)
     if not ranks:
         raise _StoppedEarly(number)
     for pid in ranks:
