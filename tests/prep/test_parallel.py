@@ -51,7 +51,9 @@ def test_jobs() -> None:
 INTERRUPTED = """
 import sys, threading
 import dm05_prep.norm_stats as module
+import dm05_schemas.sample as sample
 from dm05_prep.cli import main
+sample.ALWAYS_ALLOWED = 99000  # long enough to be interrupted
 module._BATCH_BYTES, module._PARALLEL_BYTES, module._PARALLEL_VALUES = 1, 0, 0
 print("up", flush=True)
 sys.argv[1:] = "norm-stats --dataset-name toy --chunk-size 99000 --action-mode relative --jobs 2".split()
