@@ -23,10 +23,10 @@ from typing import Any
 import torch
 import tyro
 from dm05_train.bench import RELEASED, build
+from dm05_train.checkpoint import write_tensors
 from dm05_train.model.config import DM05Config
-from dm05_train.model.weights import state_for_saving
+from dm05_train.model.weights import EMBEDDING, LM_HEAD, state_for_saving
 from dm05_train.plot import plot_curves, read_curve, smoothed
-from safetensors.torch import save_file
 
 PATHS = {"all off": "0", "all on": "1"}
 TOLERANCE = 0.02
@@ -64,7 +64,8 @@ def write_full_size(folder: Path, small: Path) -> None:
     (folder / "config.json").write_text(json.dumps(config), "utf-8")
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     tensors = state_for_saving(build(DM05Config.from_dict(config), "bf16", device))
-    save_file({name: tensor.cpu() for name, tensor in tensors.items()}, folder / "model.safetensors")
+    on_host = {name: tensor.cpu() for name, tensor in tensors.items()}
+    write_tensors(folder / "model.safetensors", on_host, {LM_HEAD: EMBEDDING})
 
 
 def train(options: Options, checkpoint: Path, output: Path, switch: str) -> float:

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
 import secrets
 import shutil
 import zlib
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from dm05_schemas.episode import Episode
-from dm05_schemas.files import folder_lock, naming
+from dm05_schemas.files import folder_lock, is_locked, naming
 from dm05_schemas.frame_table import CHUNK_BYTES, CameraColumns, FrameWriter, Rows, url_checksum
 from dm05_schemas.pack import FRAMES_NAME, FileRecord, ImageStore, PackInfo, write_info
 from dm05_schemas.registry import DatasetSpec
@@ -37,21 +36,19 @@ def replaced_folder(target: Path) -> Iterator[Path]:
     target.parent.mkdir(parents=True, exist_ok=True)
     stem = f".{target.name.lstrip('.')}-"
     new = target.with_name(f"{stem}{secrets.token_hex(6)}.tmp")
-    with folder_lock(target.parent):
-        for leftover in target.parent.glob(f"{stem}*.tmp"):
-            _remove_if_left(leftover)
-        new.mkdir()
-        handle = os.open(new, os.O_RDONLY)
-        _lock(handle)
-    try:
-        with naming(target):
-            yield new
-            put_in_place(new, target)
-    except BaseException:
-        shutil.rmtree(new, ignore_errors=True)
-        raise
-    finally:
-        os.close(handle)
+    with ExitStack() as held:
+        with folder_lock(target.parent):
+            for leftover in target.parent.glob(f"{stem}*.tmp"):
+                _remove_if_left(leftover)
+            new.mkdir()
+            held.enter_context(folder_lock(new))
+        try:
+            with naming(target):
+                yield new
+                put_in_place(new, target)
+        except BaseException:
+            shutil.rmtree(new, ignore_errors=True)
+            raise
 
 
 def put_in_place(new: Path, target: Path) -> None:
@@ -64,26 +61,11 @@ def put_in_place(new: Path, target: Path) -> None:
     shutil.rmtree(old, ignore_errors=True)
 
 
-def _lock(handle: int) -> bool:
-    """Whether nobody else holds the lock of an open folder; it is then ours."""
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:  # held, or a file system without locks
-        return False
-    return True
-
-
 def _remove_if_left(folder: Path) -> None:
     """Remove a temporary folder that no living process is writing to."""
-    try:
-        handle = os.open(folder, os.O_RDONLY)
-    except OSError:
-        return
-    try:
-        if _lock(handle):
+    with suppress(OSError):
+        if not is_locked(folder):
             shutil.rmtree(folder, ignore_errors=True)
-    finally:
-        os.close(handle)
 
 
 class PackWriter:

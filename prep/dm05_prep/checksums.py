@@ -5,10 +5,8 @@ What a source published is compared. Where it published nothing, the CRC-32 is k
 
 from __future__ import annotations
 
-import hashlib
 import math
 import os
-import zlib
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,8 +14,7 @@ from pathlib import Path
 from dm05_prep.errors import PrepError
 from dm05_prep.parts import PartSet
 from dm05_prep.sources.base import RemoteFile
-
-_BLOCK_BYTES = 1 << 20
+from dm05_prep.sources.checks import READ_BYTES, SUMS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,8 +55,7 @@ class _Work:
         self._index, self._file = index, file
         self._published = published(file)
         self._algorithm = self._published[0] if self._published else "crc32"
-        self._hash = None if self._algorithm == "crc32" else hashlib.new(self._algorithm)
-        self._crc = 0
+        self._sum = SUMS[self._algorithm](file.size)
         self.done = 0
         self.stopped = False
 
@@ -69,18 +65,16 @@ class _Work:
         try:
             if hasattr(os, "posix_fadvise"):
                 os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_SEQUENTIAL)
-            while not self.stopped and (data := os.read(handle, _BLOCK_BYTES)):
-                if self._hash:
-                    self._hash.update(data)
-                else:
-                    self._crc = zlib.crc32(data, self._crc)
+            while not self.stopped and (data := os.read(handle, READ_BYTES)):
+                self._sum.update(memoryview(data))
                 self.done += len(data)
         finally:
             os.close(handle)
         return None if self.stopped else self._compare()
 
     def _compare(self) -> PartDigest:
-        digest = self._hash.hexdigest() if self._hash else f"{self._crc:08x}"
+        value = self._sum.value()
+        digest = value if isinstance(value, str) else f"{value:08x}"
         if self._published and digest != self._published[1]:
             error = PartMismatchError(
                 f"its {self._algorithm} is {digest}, the source published {self._published[1]}",

@@ -43,7 +43,7 @@ class Sums:
     def restart(self) -> None:
         """Begin again at the first byte."""
         self.position = 0
-        self._sums = {name: _SUMS[name](self._size) for name in self._checks.published()}
+        self._sums = {name: SUMS[name](self._size) for name in self._checks.published()}
 
     def update(self, data: memoryview) -> None:
         """Take the next bytes."""
@@ -106,7 +106,8 @@ def _crc32c(_size: int) -> _Crc:
     return _Crc(crc32c.crc32c)
 
 
-_SUMS: dict[str, Callable[[int], _Hash | _Crc]] = {
+# name -> makes the running sum of a file of so many bytes
+SUMS: dict[str, Callable[[int], _Hash | _Crc]] = {
     "sha256": lambda _size: _Hash("sha256"),
     "md5": lambda _size: _Hash("md5"),
     "git_sha1": lambda size: _Hash("sha1", b"blob %d\0" % size),
