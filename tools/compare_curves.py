@@ -1,11 +1,12 @@
-"""Loss curves of the plain path and of all switches on: same data, same noise and times, one after the other.
+"""Loss curves of the plain path and of others: same data, same noise and times, one after the other.
 
     python tools/compare_curves.py --workspace demo/dm05 --out curves                      (the demo's tiny model)
     python tools/compare_curves.py --workspace demo/dm05 --out curves --full               (the released sizes)
 
-Both are runs of ``dm05-train`` with its own loader, optimizer and metrics; they differ in ``DM05_PERF_ENABLE`` alone.
-With ``--full`` the model has the released config, the demo's tokenizer and generated weights (11 GB in ``--out``,
-removed at the end). The two losses of a step may differ by rounding, and what rounding grows into over the steps.
+All are runs of ``dm05-train`` with its own loader, optimizer and metrics; they differ in their switches alone. The
+path ``rounding`` is the plain one with float32 matmuls rounded to TF32: how far rounding alone leads away. With
+``--full`` the model has the released config, the demo's tokenizer and generated weights (11 GB in ``--out``, removed at
+the end).
 """
 
 from __future__ import annotations
@@ -16,9 +17,9 @@ import shutil
 import subprocess
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import tyro
@@ -26,9 +27,16 @@ from dm05_train.bench import RELEASED, build
 from dm05_train.checkpoint import write_tensors
 from dm05_train.model.config import DM05Config
 from dm05_train.model.weights import EMBEDDING, LM_HEAD, state_for_saving
+from dm05_train.perf.switches import Switches
 from dm05_train.plot import plot_curves, read_curve, smoothed
 
-PATHS = {"all off": "0", "all on": "1"}
+ALONE = {s.metadata["variable"]: "0" for s in fields(Switches) if "variable" in s.metadata}
+PATHS: dict[str, dict[str, str]] = {
+    "all-off": {"DM05_PERF_ENABLE": "0"},
+    "all-on": {"DM05_PERF_ENABLE": "1"},
+    "fp8": {"DM05_PERF_ENABLE": "1", "DM05_PERF_FP8_MLP": "1"},
+    "rounding": ALONE | {"DM05_PERF_ENABLE": "1", "DM05_PERF_R10_TF32_MATMUL": "1"},
+}
 TOLERANCE = 0.02
 
 
@@ -45,6 +53,8 @@ class Options:
     base_lr: float = 2.5e-5
     full: bool = False
     """Released sizes with generated weights, and not the workspace's checkpoint."""
+    paths: tuple[Literal["all-off", "all-on", "fp8", "rounding"], ...] = ("all-off", "all-on")
+    """What to run; all are compared with the first."""
 
 
 def full_size_config(small: Path) -> dict[str, Any]:
@@ -68,7 +78,7 @@ def write_full_size(folder: Path, small: Path) -> None:
     write_tensors(folder / "model.safetensors", on_host, {LM_HEAD: EMBEDDING})
 
 
-def train(options: Options, checkpoint: Path, output: Path, switch: str) -> float:
+def train(options: Options, checkpoint: Path, output: Path, switches: dict[str, str]) -> float:
     """One run of dm05-train; gives its seconds."""
     flags: dict[str, object] = {
         "--workspace": options.workspace,
@@ -82,7 +92,7 @@ def train(options: Options, checkpoint: Path, output: Path, switch: str) -> floa
         "--trainer-config.logging-steps": 50,
     }
     words = [str(word) for pair in flags.items() for word in pair]
-    environ = {n: v for n, v in os.environ.items() if not n.startswith("DM05_")} | {"DM05_PERF_ENABLE": switch}
+    environ = {n: v for n, v in os.environ.items() if not n.startswith("DM05_")} | switches
     began = time.perf_counter()
     subprocess.run([sys.executable, "-m", "dm05_train.cli", *words], env=environ, check=True)
     return time.perf_counter() - began
@@ -102,17 +112,18 @@ def main() -> None:
     if options.full:
         write_full_size(checkpoint, small)
     curves = []
-    for name, switch in PATHS.items():
-        folder = options.out / name.replace(" ", "-")
-        seconds = train(options, checkpoint, folder, switch)
+    for name in options.paths:
+        folder = options.out / name
+        seconds = train(options, checkpoint, folder, PATHS[name])
         curves.append(read_curve(folder))
         print(f"{name}: {seconds:.0f} s, loss {curves[-1].losses[0]:.4f} -> {curves[-1].losses[-1]:.4f}", flush=True)
     if options.full:
         shutil.rmtree(checkpoint)
-    found = differences(curves[0].losses, curves[1].losses)
-    inside = "within" if max(found) <= TOLERANCE else "NOT within"
-    mean = sum(found) / len(found)
-    print(f"smoothed curves differ by {mean:.2%} in the mean and {max(found):.2%} at most: {inside} {TOLERANCE:.0%}")
+    for name, curve in zip(options.paths[1:], curves[1:], strict=True):
+        found = differences(curves[0].losses, curve.losses)
+        inside = "within" if max(found) <= TOLERANCE else "NOT within"
+        mean = sum(found) / len(found)
+        print(f"{name}: smoothed, {mean:.2%} away in the mean and {max(found):.2%} at most: {inside} {TOLERANCE:.0%}")
     print(plot_curves(curves, options.out / "curves.png"))
 
 

@@ -6,13 +6,13 @@ from typing import Any
 
 import triton
 from dm05_train.perf import fused_adamw, fused_muon
-from dm05_train.perf.ops import common, gelu, heads, layer_norm, prefix, rms, symmetric, vision_heads
+from dm05_train.perf.ops import common, fp8, gelu, heads, layer_norm, prefix, rms, symmetric, vision_heads
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 HOPPER = GPUTarget("cuda", 90, 32)
 # What a parameter is, by its name; all others are BF16 tensors.
-FLOATS = {"scale_out", "scale_next", "stats", "partial", "cos", "sin", "scalars", "source", "factors"}
+FLOATS = {"scale_out", "scale_next", "stats", "partial", "cos", "sin", "scalars", "source", "factors", "scales"}
 NUMBERS = {"eps", "scale", "beta1", "beta2", "weight_decay", "alpha", "beta", "gamma"}
 COUNTS = {"rows", "length", "heads", "window", "count", "row", "width", "s_batch", "s_head", "s_token"}
 COUNTS |= {"chunks", "M", "K", "a_batch", "a_row", "a_column"}
@@ -31,6 +31,11 @@ CASES: list[tuple[Any, dict[str, Any]]] = [
     (gelu._gelu_backward, {"N": 4304, "ROWS": 64, "BLOCK": 1024, "STAGES": 2}),
     (heads._split_heads, {"H": 8, "G": 4, "HALF": 128, "HEADS": 16, "LANES": 128}),
     (heads._split_heads_backward, {"H": 8, "G": 4, "HALF": 128, "HEADS": 16, "LANES": 128, "STAGES": 2}),
+    (fp8._quantise_rows, {"factors": None, "N": 2560, "BLOCK": 4096, "num_warps": 8}),
+    (fp8._quantise_rows, {"N": 2560, "BLOCK": 4096, "num_warps": 8}),
+    (fp8._quantise_weight, {"N": 2560, "TILE": 64, "BLOCK": 128, "num_warps": 8}),
+    (fp8._gated_gelu_fp8, {"N": 10240, "BLOCK": 2048, "num_warps": 8}),
+    (fp8._gated_gelu_fp8_backward, {"N": 10240, "BLOCK": 2048, "num_warps": 8}),
     (prefix._softmax, {"length": 568, "ROWS": 4, "BLOCK": 1024}),
     (prefix._softmax_backward, {"length": 568, "ROWS": 4, "BLOCK": 1024}),
     (vision_heads._gather_heads, {"HEADS": 16, "DIM": 72, "ROWS": 32, "H": 16, "LANES": 128, "STAGES": 2}),
@@ -57,6 +62,8 @@ def kind(name: str, constants: dict[str, Any]) -> str:
         return "i32"
     if name in TABLES:
         return "*i64"
+    if name in ("q8", "q8_t"):
+        return "*fp8e4nv"
     if name == "codes":
         return "*i32"
     if name == "remainder_like":

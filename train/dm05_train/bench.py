@@ -41,6 +41,7 @@ SWITCHES = (
     "restructure",
     "cuda_graph",
 )
+FP8 = "fp8_mlp"
 REAL_DIMS = 7
 
 
@@ -63,7 +64,7 @@ class BenchConfig:
     steps: int = 10
     """Steps timed, after two that are not."""
     cases: str = "plain,each,without,all"
-    """Which: plain, each (every switch alone), without (all but one), all; or names such as all-bf16."""
+    """Which: plain, each (every switch alone), without (all but one), all, fp8 (all and FP8); or such as all-bf16."""
     out: Path | None = None
     """Folder for bench.json and bench.png."""
 
@@ -94,7 +95,7 @@ class Result:
 
 def switches_of(names: Sequence[str]) -> Switches:
     """The master on, and of the single-GPU switches only these."""
-    chosen: dict[str, Any] = {name: name in names for name in SWITCHES}
+    chosen: dict[str, Any] = {name: name in names for name in (*SWITCHES, FP8)}
     return replace(Switches(enable=True), **chosen)
 
 
@@ -116,12 +117,14 @@ def cases(config: BenchConfig) -> Iterator[Case]:
             for name in SWITCHES:
                 others = [n for n in SWITCHES if n != name]
                 yield Case(name=f"all but {label(name)}", switches=switches_of(others), mode=mode)
+        elif word == "fp8":
+            yield Case(name="all and FP8", switches=switches_of((*SWITCHES, FP8)), mode=mode)
         elif word in ("all", *(f"all-{m}" for m in get_args(Mode))):
             chosen: Any = word.removeprefix("all-") if word != "all" else mode
             yield Case(name="all", switches=switches_of(SWITCHES), mode=chosen)
         else:
             raise UsageError(
-                f"no cases are called {word!r}", where="--cases", fix="Use plain, each, without, all, all-bf16"
+                f"no cases are called {word!r}", where="--cases", fix="Use plain, each, without, all, fp8, all-bf16"
             )
 
 

@@ -17,6 +17,7 @@ from dm05_train.optim.muon import Muon
 from dm05_train.optim.precision import Mode
 from dm05_train.perf.merge import remove_syncs
 from dm05_train.perf.ops.common import HAVE_TRITON
+from dm05_train.perf.ops.fp8 import gated_mlp_fp8
 from dm05_train.perf.restructure import restructure
 from dm05_train.perf.switches import Switches
 
@@ -52,7 +53,16 @@ class Acceleration:
             "cudnn_benchmark": no_gpu,
             "restructure": f"{sharded}: prompts are trimmed, the rest is not done" if sharded else None,
             "cuda_graph": no_gpu or sharded or (None if self.switches.on("language_sync") else "R13 is off: it syncs"),
+            "fp8_mlp": no_gpu or no_triton or sharded or self._no_fp8(),
         }
+
+    def _no_fp8(self) -> str | None:
+        if not self.switches.on("restructure"):
+            return "R16 is off"
+        if self.mode == "fp32":
+            return "float32 weights"
+        older = torch.cuda.get_device_capability(self.world.device) < (8, 9)
+        return "this GPU has no FP8 matmuls" if older else None
 
     def on(self, name: str) -> bool:
         """Whether a switch is asked for and applies here."""
@@ -88,6 +98,8 @@ class Acceleration:
             remove_syncs(model)
         if self.on("restructure"):
             restructure(model)
+        if self.on("fp8_mlp"):
+            model.language.gated_mlp = gated_mlp_fp8  # type: ignore[assignment]
         if self.on("compile_suffix") or self.on("compile_vision"):
             _share_compile_cache()
         if self.on("compile_suffix"):

@@ -6,6 +6,8 @@ behind it and the norm in front of the next piece are one pass.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
@@ -13,12 +15,14 @@ from torch.utils.checkpoint import checkpoint
 from dm05_train.model.language import LanguageModel, PrefixLayout
 from dm05_train.model.layers import KeysValues, Rope
 from dm05_train.model.vision import VisionTower
-from dm05_train.perf.ops.gelu import gated_gelu, vision_mlp
+from dm05_train.perf.ops.gelu import vision_mlp
 from dm05_train.perf.ops.heads import split_heads
 from dm05_train.perf.ops.layer_norm import add_layer_norm
 from dm05_train.perf.ops.prefix import prefix_attention
 from dm05_train.perf.ops.rms import add_rms_norm
 from dm05_train.perf.ops.vision_heads import vision_qkv
+
+MLP = Callable[[Tensor, Tensor, Tensor], Tensor]  # (h, packed gate/up weight, down weight) -> out
 
 
 def vision_encode(tower: VisionTower, x: Tensor) -> Tensor:
@@ -53,7 +57,16 @@ def language_forward(language: LanguageModel, x: Tensor, layout: PrefixLayout) -
     h = layers[0].input_layernorm(x)  # type: ignore[operator]
     prefix: list[KeysValues] = []
     for kind, layer, after in zip(config.layer_types[:-1], layers[:-1], layers[1:], strict=True):
-        arguments = (layer, after.input_layernorm.weight, x, h, ropes[kind], layout, config.num_heads)
+        arguments = (
+            layer,
+            after.input_layernorm.weight,
+            x,
+            h,
+            ropes[kind],
+            layout,
+            config.num_heads,
+            language.gated_mlp,
+        )
         if language.checkpointing:
             x, h, k, v = checkpoint(_language_layer, *arguments, use_reentrant=False)
         else:
@@ -64,7 +77,7 @@ def language_forward(language: LanguageModel, x: Tensor, layout: PrefixLayout) -
 
 
 def _language_layer(
-    layer: object, after: Tensor, x: Tensor, h: Tensor, rope: Rope, layout: PrefixLayout, heads: int
+    layer: object, after: Tensor, x: Tensor, h: Tensor, rope: Rope, layout: PrefixLayout, heads: int, gated_mlp: MLP
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """One layer from its normalised input h; gives x, x normalised with the weight ``after``, keys and values."""
     attn, mlp = layer.self_attn, layer.mlp  # type: ignore[attr-defined]
@@ -75,7 +88,7 @@ def _language_layer(
     out = F.linear(prefix_attention(q, k, v, layout.blocks, layout.real, window, attn.scale), attn.o_proj.weight)
     norms = (layer.post_attention_layernorm.weight, layer.pre_feedforward_layernorm.weight)  # type: ignore[attr-defined]
     x, h = add_rms_norm(out, x, *norms, eps)
-    out = F.linear(gated_gelu(F.linear(h, mlp.gate_up_proj.weight)), mlp.down_proj.weight)
+    out = gated_mlp(h, mlp.gate_up_proj.weight, mlp.down_proj.weight)
     x, h = add_rms_norm(out, x, layer.post_feedforward_layernorm.weight, after, eps)  # type: ignore[attr-defined]
     return x, h, k, v
 

@@ -20,6 +20,7 @@ from dm05_train.model.layers import Attention, KeysValues, Rope, rotate
 from dm05_train.model.vision import VisionTower
 from dm05_train.perf.attention import suffix_attention
 from dm05_train.perf.fused import language_forward, patch_embed, vision_encode
+from dm05_train.perf.ops.gelu import gated_mlp
 
 PACKS = {
     "qkv_proj": ("q_proj", "k_proj", "v_proj"),
@@ -127,6 +128,7 @@ def pack_language(language: LanguageModel) -> None:
     for layer, kind in zip(list(language.layers)[:-1], language.config.layer_types, strict=False):
         layer.self_attn, layer.mlp = PackedAttention(layer.self_attn), PackedMLP(layer.mlp)  # type: ignore[arg-type]
         layer.window = language.config.sliding_window if kind == "sliding_attention" else None  # type: ignore[assignment]
+    language.gated_mlp = gated_mlp  # type: ignore[assignment]
     language.forward = partial(language_forward, language)  # type: ignore[method-assign]
 
 

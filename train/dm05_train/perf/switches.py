@@ -1,6 +1,7 @@
 """The acceleration switches: what the environment asks for.
 
-Each is 1 or 0 and on by default, all under the master ``DM05_PERF_ENABLE`` (off by default: the plain reference path).
+Each is 1 or 0 and on by default but for FP8, all under the master ``DM05_PERF_ENABLE`` (off by default: the plain
+reference path).
 """
 
 from __future__ import annotations
@@ -42,6 +43,7 @@ class Switches:
     compile_vision: bool = _switch("DM05_PERF_R14_COMPILE_SIGLIP", "torch.compile of the vision layers")
     restructure: bool = _switch("DM05_PERF_R16_MODULE_REORDER", "packed weights, no dead tail, trimmed prefix")
     cuda_graph: bool = _switch("DM05_PERF_R18_CUDA_GRAPH", "forward and backward as CUDA graphs")
+    fp8_mlp: bool = _switch("DM05_PERF_FP8_MLP", "FP8 matmuls in the language MLPs, on top of R16", default=False)
     muon_batched_gather: bool = _switch("DM05_MUON_BATCHED_GATHER", "Muon in batches, shared over ranks")
     ddp_static_graph: bool = _switch("DM05_DDP_STATIC_GRAPH", "DDP static graph")
     bucket_cap_mb: int = 512

@@ -127,6 +127,11 @@ def gated_gelu(gate_up: Tensor) -> Tensor:
     return _GatedGELU.apply(gate_up) if use_kernels(gate_up) else gated_gelu_plain(gate_up)  # type: ignore[no-any-return]
 
 
+def gated_mlp(h: Tensor, gate_up_weight: Tensor, down_weight: Tensor) -> Tensor:
+    """A gated MLP on packed weights: h [..., C], weights [2F, C] and [C, F] -> [..., C]."""
+    return F.linear(gated_gelu(F.linear(h, gate_up_weight)), down_weight)
+
+
 def vision_mlp_plain(h: Tensor, w1: Tensor, b1: Tensor, w2: Tensor) -> Tensor:
     """The twin of ``vision_mlp``."""
     return F.linear(F.gelu(F.linear(h, w1, b1), approximate="tanh"), w2)
