@@ -99,10 +99,10 @@ def start(
 def run(arguments: list[str], **environ: str) -> subprocess.CompletedProcess[str]:
     """Run ``dm05-train`` to its end in this process: a new one would spend seconds on importing torch."""
     out, err = io.StringIO(), io.StringIO()
-    before = dict(os.environ), sys.argv
+    before, wanted = (dict(os.environ), sys.argv), environment(**environ)
     try:
         os.environ.clear()
-        os.environ.update(environment(**environ))
+        os.environ.update(wanted)
         sys.argv = ["dm05-train", *arguments]
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
             code = _exit_code()
