@@ -45,9 +45,10 @@ CASES: list[tuple[Any, dict[str, Any]]] = [
     (fused_adamw._adamw_kernel, ADAMW | {"COMPENSATED": False, "WALKS": False, "BLOCK": 1024}),
     (fused_adamw._adamw_kernel, ADAMW | {"COMPENSATED": True, "WALKS": False, "BLOCK": 1024}),
     (fused_adamw._adamw_kernel, ADAMW | {"COMPENSATED": True, "WALKS": True, "BLOCK": 8192, "num_warps": 32}),
-    (symmetric._symmetric, SYMMETRIC | {"other": None, "factors": None, "EVEN": True, "a_column": 1}),
-    (symmetric._symmetric, SYMMETRIC | {"other": None, "factors": None, "EVEN": True, "a_row": 1}),
-    (symmetric._symmetric, SYMMETRIC | {"EVEN": True, "a_column": 1}),
+    (symmetric._symmetric, SYMMETRIC | {"b": None, "other": None, "EVEN": True, "a_column": 1}),
+    (symmetric._symmetric, SYMMETRIC | {"b": None, "other": None, "EVEN": True, "a_row": 1}),
+    (symmetric._symmetric, SYMMETRIC | {"b": None, "factors": None, "EVEN": True, "a_column": 1}),
+    (symmetric._symmetric, SYMMETRIC | {"other": None, "EVEN": True, "a_column": 1}),
     (symmetric._symmetric, SYMMETRIC | {"EVEN": False, "a_column": 1}),
 ]
 

@@ -1,6 +1,6 @@
 """A run of ``dm05-train`` whose steps are watched by torch's sync debug mode; run alone, for its kernels are compiled.
 
-    python no_sync.py FIRST FLAG...          prints the steps that were watched, from FIRST on
+python no_sync.py FIRST FLAG...          prints the steps that were watched, from FIRST on
 """
 
 from __future__ import annotations

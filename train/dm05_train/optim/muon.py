@@ -176,6 +176,10 @@ class Muon(NamedOptimizer):
         """The matrices of a stack (BF16 [N, R, C], spent) made orthogonal."""
         return orthogonalise(stack, self.ns_steps)
 
+    def cost(self, rows: int, columns: int) -> int:
+        """Floating-point operations that a matrix of this shape takes to be made orthogonal."""
+        return cost(rows, columns, self.ns_steps)
+
     def _ready(self, go: Tensor) -> tuple[list[Matrix], Tensor]:
         """The matrices to work on, and a bool [matrices] on the device: whether each moves."""
         if not self.exchange.groups:
@@ -217,7 +221,7 @@ class Muon(NamedOptimizer):
     def _shared(self, matrices: Sequence[Matrix], ready: Tensor, grad_scale: Tensor) -> list[Tensor]:
         """All updates: directions to their owners, same shapes together, the parts held here back."""
         places = [matrix.place for matrix in matrices]
-        owners = deal([cost(place.rows, place.columns, self.ns_steps) for place in places], self.exchange.size)
+        owners = deal([self.cost(place.rows, place.columns) for place in places], self.exchange.size)
         sent = [self.exchange.sends(owner) for owner in owners]
         parts = neighbours([m.shape for m, wanted in zip(matrices, sent, strict=True) if wanted], ready.device)
         left = iter(parts)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from dm05_train.optim.muon import Matrix, Muon
 from dm05_train.perf.fused_adamw import BLOCK, CHUNK, WARPS, TensorTable, _base, read_weight, write_weight
-from dm05_train.perf.ops.symmetric import newton_schulz
+from dm05_train.perf.ops.symmetric import newton_schulz, newton_schulz_cost
 
 
 @triton.jit
@@ -137,6 +137,10 @@ class FusedMuon(Muon):
     def orthogonal(self, stack: Tensor) -> Tensor:
         """See ``Muon.orthogonal``."""
         return newton_schulz(stack, self.ns_steps)
+
+    def cost(self, rows: int, columns: int) -> int:
+        """See ``Muon.cost``."""
+        return newton_schulz_cost(rows, columns, self.ns_steps)
 
     def _table(self, name: str, matrices: Sequence[Matrix], lists: Sequence[Sequence[Tensor]]) -> TensorTable | None:
         """The addresses of some tensors on the device; None when the kernels cannot walk them."""

@@ -1,10 +1,12 @@
-"""``A A^T`` of a stack of matrices, plus a multiple of another symmetric stack and of the identity: half the work.
+"""Symmetric products of a stack of matrices, plus multiples of another symmetric stack and of the identity.
 
-Only the blocks on and below the diagonal are computed; each is written twice, mirrored. Newton-Schulz on these products
-needs no other pass over memory than its matmuls.
+Only the blocks on and below the diagonal are computed, half the work; each is written twice, mirrored. Newton-Schulz is
+made of them.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,6 +14,7 @@ from torch import Tensor
 from dm05_train.optim.orthogonal import COEFFICIENTS, EPS
 from dm05_train.perf.ops.common import HAVE_TRITON, use_kernels
 
+SEGMENT = 3
 BLOCK, BLOCK_K, WARPS, STAGES = 128, 64, 8, 3  # the best of six, or near it, on an H200 at all of the model's shapes
 
 if HAVE_TRITON:
@@ -20,7 +23,7 @@ if HAVE_TRITON:
 
     @triton.jit
     def _symmetric(
-        a, other, factors, out, M, K, a_batch, a_row, a_column, alpha, beta, gamma,
+        a, b, other, factors, out, M, K, a_batch, a_row, a_column, alpha, beta, gamma,
         EVEN: tl.constexpr, BLOCK: tl.constexpr, BLOCK_K: tl.constexpr, STAGES: tl.constexpr,
     ):  # fmt: skip
         """Program (t, n): block t of the lower triangle (row by row) of matrix n; EVEN: nothing sticks out."""
@@ -31,7 +34,12 @@ if HAVE_TRITON:
         a += n * a_batch
         out += n * M * M
         left = a + row[:, None] * a_row + k[None, :] * a_column
-        right = a + column[None, :] * a_row + k[:, None] * a_column
+        if b is None:
+            right = a + column[None, :] * a_row + k[:, None] * a_column
+            right_step = BLOCK_K * a_column
+        else:
+            right = b + n * M * M + column[None, :] * M + k[:, None]
+            right_step = BLOCK_K
         total = tl.zeros((BLOCK, BLOCK), tl.float32)
         for first in tl.range(0, K, BLOCK_K, num_stages=STAGES):
             if EVEN:
@@ -41,7 +49,7 @@ if HAVE_TRITON:
                 y = tl.load(right, mask=(column[None, :] < M) & (first + k[:, None] < K), other=0.0)
             total = tl.dot(x, y, total)
             left += BLOCK_K * a_column
-            right += BLOCK_K * a_column
+            right += right_step
         total *= alpha
         here = row[:, None] * M + column[None, :]
         inside = None if EVEN else (row[:, None] < M) & (column[None, :] < M)
@@ -51,44 +59,58 @@ if HAVE_TRITON:
         if factors is not None:
             total *= tl.load(factors + n)
         block = total.to(out.dtype.element_ty)
+        across = tl.trans(block)
+        if i == j:
+            block = tl.where(row[:, None] >= column[None, :], block, across)
         tl.store(out + here, block, mask=inside)
         if i != j:
             there = column[:, None] * M + row[None, :]
-            tl.store(out + there, tl.trans(block), mask=None if EVEN else (column[:, None] < M) & (row[None, :] < M))
+            tl.store(out + there, across, mask=None if EVEN else (column[:, None] < M) & (row[None, :] < M))
 
 
 def symmetric_product(
     a: Tensor,
+    b: Tensor | None = None,
     other: Tensor | None = None,
     factors: Tensor | None = None,
     *,
     alpha: float = 1.0,
     beta: float = 0.0,
     gamma: float = 0.0,
+    dtype: torch.dtype | None = None,
 ) -> Tensor:
-    """``factors_n (alpha A_n A_n^T + beta other_n + gamma I)``, summed in float32.
+    """``factors_n (alpha A_n B_n^T + beta other_n + gamma I)``, summed in float32.
 
     Args:
         a: [N, M, K], with any strides.
+        b: [N, M, M], symmetric and contiguous, where A (then [N, M, M] too) and B commute; default: A.
         other: [N, M, M], symmetric and contiguous.
         factors: float32 [N] on the device; default: all 1.
+        dtype: of the result; default: that of ``a``.
 
     Returns:
-        [N, M, M] in the type of ``a``.
+        [N, M, M].
     """
     function = symmetric_product_kernel if use_kernels(a) else symmetric_product_plain
-    return function(a, other, factors, alpha, beta, gamma)
+    return function(a, b, other, factors, alpha, beta, gamma, dtype or a.dtype)
 
 
 def symmetric_product_kernel(
-    a: Tensor, other: Tensor | None, factors: Tensor | None, alpha: float, beta: float, gamma: float
+    a: Tensor,
+    b: Tensor | None,
+    other: Tensor | None,
+    factors: Tensor | None,
+    alpha: float,
+    beta: float,
+    gamma: float,
+    dtype: torch.dtype,
 ) -> Tensor:
     """The kernel."""
     count, rows, columns = a.shape
     blocks = -(-rows // BLOCK)
-    out = a.new_empty(count, rows, rows)
+    out = a.new_empty((count, rows, rows), dtype=dtype)
     _symmetric[(blocks * (blocks + 1) // 2, count)](
-        a, other, factors, out, rows, columns, *a.stride(), alpha, beta, gamma,
+        a, b, other, factors, out, rows, columns, *a.stride(), alpha, beta, gamma,
         EVEN=rows % BLOCK == 0 and columns % BLOCK_K == 0,
         BLOCK=BLOCK, BLOCK_K=BLOCK_K, STAGES=STAGES, num_warps=WARPS,
     )  # fmt: skip
@@ -96,33 +118,63 @@ def symmetric_product_kernel(
 
 
 def symmetric_product_plain(
-    a: Tensor, other: Tensor | None, factors: Tensor | None, alpha: float, beta: float, gamma: float
+    a: Tensor,
+    b: Tensor | None,
+    other: Tensor | None,
+    factors: Tensor | None,
+    alpha: float,
+    beta: float,
+    gamma: float,
+    dtype: torch.dtype,
 ) -> Tensor:
     """Its plain twin."""
-    total = alpha * (a.float() @ a.float().mT) + gamma * torch.eye(a.shape[1], device=a.device)
+    product = torch.tril(a.float() @ (a if b is None else b).float().mT)
+    total = alpha * (product + torch.tril(product, -1).mT) + gamma * torch.eye(a.shape[1], device=a.device)
     if other is not None:
         total += beta * other.float()
     if factors is not None:
         total *= factors[:, None, None]
-    return total.to(a.dtype)
+    return total.to(dtype)
 
 
 def newton_schulz(stack: Tensor, steps: int) -> Tensor:
-    """``optim.orthogonal.orthogonalise`` by symmetric products; the stack is not changed.
+    """``optim.orthogonal.orthogonalise`` with a third to a half of its operations; the stack is not changed.
 
-    The norm of a matrix is read off its Gram matrix, and as ``a X + P X`` is ``(a I + P) X`` each step ends in one
-    matmul. Against float64 its result is about as far off as that of the reference, or less.
+    A step is ``X <- P X`` with ``P = a I + b G + c G^2``, ``G = X X^T``, and turns G into ``P G P``: several steps are
+    taken on G, which is small, and only their product meets X. G is held in FP16, which its values fit: its rounding
+    grows twelve-fold a step in the direction of small singular values, so after SEGMENT steps G is computed anew from
+    X. Against float64 the result is nearer than that of the reference.
     """
-    a, b, c = COEFFICIENTS
     tall = stack.shape[1] > stack.shape[2]
-    factors = None
-    for step in range(steps):
-        gram = symmetric_product(stack.mT if tall else stack)
-        if step == 0:
-            square = gram.diagonal(dim1=1, dim2=2).sum(1, dtype=torch.float32).clamp_(min=EPS**2)
-            gram.div_(square[:, None, None])  # before it is squared, which could overflow
-            factors = square.rsqrt()
-        polynomial = symmetric_product(gram, gram, factors, alpha=c, beta=b, gamma=a)
-        stack = stack @ polynomial if tall else polynomial @ stack
+    factors: Tensor | None = (
+        torch.linalg.vector_norm(stack, dim=(1, 2), dtype=torch.float32).clamp_(min=EPS).reciprocal()
+    )
+    for first in range(0, steps, SEGMENT):
+        square = None if factors is None else factors.square()
+        gram = symmetric_product(stack.mT if tall else stack, factors=square, dtype=torch.float16)
+        whole = _steps_on_gram(gram, min(SEGMENT, steps - first), factors, stack.dtype)
+        stack = stack @ whole if tall else whole @ stack
         factors = None
     return stack
+
+
+def _steps_on_gram(gram: Tensor, steps: int, factors: Tensor | None, dtype: torch.dtype) -> Tensor:
+    """What ``steps`` steps multiply a matrix by, whose Gram matrix this is (times ``factors``, in ``dtype``)."""
+    a, b, c = COEFFICIENTS
+    whole: Tensor | None = None
+    for left in reversed(range(steps)):
+        ends: dict[str, Any] = {} if left else {"factors": factors, "dtype": dtype}
+        first = ends if whole is None else {}
+        polynomial = symmetric_product(gram, other=gram, alpha=c, beta=b, gamma=a, **first)
+        whole = polynomial if whole is None else symmetric_product(polynomial, whole, **ends)
+        if left:
+            gram = symmetric_product(symmetric_product(polynomial, gram), polynomial)
+    assert whole is not None
+    return whole
+
+
+def newton_schulz_cost(rows: int, columns: int, steps: int) -> int:
+    """Floating-point operations of ``newton_schulz`` on a matrix."""
+    short, long = sorted((rows, columns))
+    segments = -(-steps // SEGMENT)
+    return segments * 3 * short * short * long + (4 * steps - 3 * segments) * short**3
