@@ -3,8 +3,9 @@
     python tools/compare_curves.py --workspace demo/dm05 --out curves                      (the demo's tiny model)
     python tools/compare_curves.py --workspace demo/dm05 --out curves --full               (the released sizes)
 
-All are runs of ``dm05-train`` with its own loader, optimizer and metrics; they differ in their switches alone. The
-path ``rounding`` is the plain one with float32 matmuls rounded to TF32: how far rounding alone leads away. With
+All are runs of ``dm05-train`` with its own loader, optimizer and metrics; they differ in their switches alone. Two
+paths are controls, other than the ones beside them by rounding alone: ``tf32`` is the plain path with float32 matmuls
+rounded to TF32, ``no-r8`` has all on but the compiled expert. What they lead away by, rounding alone can do. With
 ``--full`` the model has the released config, the demo's tokenizer and generated weights (11 GB in ``--out``, removed at
 the end).
 """
@@ -35,14 +36,15 @@ PATHS: dict[str, dict[str, str]] = {
     "all-off": {"DM05_PERF_ENABLE": "0"},
     "all-on": {"DM05_PERF_ENABLE": "1"},
     "fp8": {"DM05_PERF_ENABLE": "1", "DM05_PERF_FP8_MLP": "1"},
-    "rounding": ALONE | {"DM05_PERF_ENABLE": "1", "DM05_PERF_R10_TF32_MATMUL": "1"},
+    "no-r8": {"DM05_PERF_ENABLE": "1", "DM05_PERF_R8_COMPILE_SUFFIX_LOOP": "0"},
+    "tf32": ALONE | {"DM05_PERF_ENABLE": "1", "DM05_PERF_R10_TF32_MATMUL": "1"},
 }
 TOLERANCE = 0.02
 
 
 @dataclass(frozen=True)
 class Options:
-    """What to run; the flags behind ``--`` go to dm05-train as they are."""
+    """What to run."""
 
     workspace: Path
     """Workspace with a prepared dataset and a checkpoint."""
@@ -53,7 +55,7 @@ class Options:
     base_lr: float = 2.5e-5
     full: bool = False
     """Released sizes with generated weights, and not the workspace's checkpoint."""
-    paths: tuple[Literal["all-off", "all-on", "fp8", "rounding"], ...] = ("all-off", "all-on")
+    paths: tuple[Literal["all-off", "all-on", "fp8", "no-r8", "tf32"], ...] = ("all-off", "all-on")
     """What to run; all are compared with the first."""
 
 

@@ -20,7 +20,7 @@ FP8 = torch.float8_e4m3fn
 LARGEST = 448.0
 TINY = 1e-12  # no row is scaled by less: a row of zeros stays one
 BLOCK = 2048
-TILE = 64
+TILE = 32
 
 if HAVE_TRITON:
     import triton
@@ -57,10 +57,11 @@ if HAVE_TRITON:
         for first in range(0, N, BLOCK):
             inside = (row < rows) & (first + at < N)
             value = tl.load(w + row * N + first + at, mask=inside, other=0.0).to(tl.float32)
-            value = (value / scale).to(q8.dtype.element_ty)
-            tl.store(q8 + row * N + first + at, value, mask=inside)
+            value = value / scale
+            tl.store(q8 + row * N + first + at, value.to(q8.dtype.element_ty), mask=inside)
             across = (first + tl.trans(at)).to(tl.int64) * rows + tl.trans(row)
-            tl.store(q8_t + across, tl.trans(value), mask=tl.trans(inside))
+            value = tl.trans(value).to(q8.dtype.element_ty)  # transposed as FP8 it came out wrong on a GPU (triton 3.6)
+            tl.store(q8_t + across, value, mask=tl.trans(inside))
 
     @triton.jit
     def _gated_gelu_fp8(gate_up, act, q8, scales, N: tl.constexpr, BLOCK: tl.constexpr):
@@ -143,7 +144,7 @@ def quantise_weight(w: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         return q, q.t().contiguous(), scales
     q, scales = _like(w, rows, width)
     q_t = torch.empty((width, rows), dtype=FP8, device=w.device)
-    _quantise_weight[(-(-rows // TILE),)](w, q, q_t, scales, rows, N=width, TILE=TILE, BLOCK=128, num_warps=8)
+    _quantise_weight[(-(-rows // TILE),)](w, q, q_t, scales, rows, N=width, TILE=TILE, BLOCK=256, num_warps=8)
     return q, q_t, scales
 
 
