@@ -33,7 +33,7 @@ CASES: list[tuple[Any, dict[str, Any]]] = [
     (heads._split_heads_backward, {"H": 8, "G": 4, "HALF": 128, "HEADS": 16, "LANES": 128, "STAGES": 2}),
     (fp8._quantise_rows, {"factors": None, "N": 2560, "BLOCK": 4096, "num_warps": 8}),
     (fp8._quantise_rows, {"N": 2560, "BLOCK": 4096, "num_warps": 8}),
-    (fp8._quantise_weight, {"N": 2560, "TILE": 32, "BLOCK": 256, "num_warps": 8}),
+    (fp8._quantise_rows, {"factors": None, "N": 10240, "BLOCK": 16384, "num_warps": 8}),
     (fp8._gated_gelu_fp8, {"N": 10240, "BLOCK": 2048, "num_warps": 8}),
     (fp8._gated_gelu_fp8_backward, {"N": 10240, "BLOCK": 2048, "num_warps": 8}),
     (prefix._softmax, {"length": 568, "ROWS": 4, "BLOCK": 1024}),
@@ -63,7 +63,7 @@ def kind(name: str, constants: dict[str, Any]) -> str:
         return "i32"
     if name in TABLES:
         return "*i64"
-    if name in ("q8", "q8_t"):
+    if name == "q8":
         return "*fp8e4nv"
     if name == "codes":
         return "*i32"

@@ -28,28 +28,40 @@ class TensorTable:
     """Addresses of several equally long lists of tensors, and the chunks that cover them, on the device.
 
     Row ``r`` of ``addresses`` holds where list ``r``'s tensors begin; chunk ``c`` is ``CHUNK`` elements of tensor
-    ``owner[c]``, its ``index[c]``-th. Rebuilt only when a tensor moved.
+    ``owner[c]``, its ``index[c]``-th. Sent anew when a tensor moved, and without a wait: Muon's scratch space moves
+    between steps.
     """
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self.key: tuple[int, ...] = ()
+        self.counts: list[int] = []
 
     def refresh(self, lists: Sequence[Sequence[Tensor]]) -> None:
         """Point at these tensors (all contiguous, ``lists[i][j]`` as long as ``lists[0][j]``)."""
         key = tuple(t.data_ptr() for tensors in lists for t in tensors)
         if key == self.key:
             return
-        sizes = torch.tensor([t.numel() for t in lists[0]], dtype=torch.int64)
-        counts = (sizes + CHUNK - 1) // CHUNK
-        owner = torch.repeat_interleave(torch.arange(len(sizes)), counts)
-        first = torch.cumsum(counts, 0) - counts
-        index = torch.arange(len(owner)) - first[owner]
+        counts = [t.numel() for t in lists[0]]
+        if counts != self.counts:
+            self._lay_out(counts)
         self.aligned = all(address % 16 == 0 for address in key)
-        self.addresses = torch.tensor(key, dtype=torch.int64).view(len(lists), -1).to(self.device)
-        self.sizes, self.owner, self.index = (t.to(self.device) for t in (sizes, owner, index))
-        self.partial = torch.empty(len(owner), dtype=torch.float32, device=self.device)
+        self.addresses = self._send(torch.tensor(key, dtype=torch.int64).view(len(lists), -1))
         self.key = key
+
+    def _lay_out(self, counts: list[int]) -> None:
+        """Cut tensors of so many elements into chunks."""
+        sizes = torch.tensor(counts, dtype=torch.int64)
+        chunks = (sizes + CHUNK - 1) // CHUNK
+        owner = torch.repeat_interleave(torch.arange(len(sizes)), chunks)
+        first = torch.cumsum(chunks, 0) - chunks
+        index = torch.arange(len(owner)) - first[owner]
+        self.sizes, self.owner, self.index = (self._send(t) for t in (sizes, owner, index))
+        self.partial = torch.empty(len(owner), dtype=torch.float32, device=self.device)
+        self.counts = counts
+
+    def _send(self, tensor: Tensor) -> Tensor:
+        return tensor.pin_memory().to(self.device, non_blocking=True) if self.device.type == "cuda" else tensor
 
     def __len__(self) -> int:
         return len(self.owner)

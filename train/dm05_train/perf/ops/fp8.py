@@ -20,7 +20,6 @@ FP8 = torch.float8_e4m3fn
 LARGEST = 448.0
 TINY = 1e-12  # no row is scaled by less: a row of zeros stays one
 BLOCK = 2048
-TILE = 32
 
 if HAVE_TRITON:
     import triton
@@ -43,25 +42,6 @@ if HAVE_TRITON:
         scale = _row_scale(tl.max(tl.abs(value), 0))
         tl.store(q8 + row * N + at, (value / scale).to(q8.dtype.element_ty), mask=inside)
         tl.store(scales + row, scale)
-
-    @triton.jit
-    def _quantise_weight(w, q8, q8_t, scales, rows, N: tl.constexpr, TILE: tl.constexpr, BLOCK: tl.constexpr):
-        """TILE rows of w, also as columns of q8_t [N, rows]."""
-        row, at = tl.program_id(0).to(tl.int64) * TILE + tl.arange(0, TILE)[:, None], tl.arange(0, BLOCK)[None, :]
-        most = tl.zeros((TILE, BLOCK), tl.float32)
-        for first in range(0, N, BLOCK):
-            inside = (row < rows) & (first + at < N)
-            most = tl.maximum(most, tl.abs(tl.load(w + row * N + first + at, mask=inside, other=0.0).to(tl.float32)))
-        scale = _row_scale(tl.max(most, 1))[:, None]
-        tl.store(scales + row, scale, mask=row < rows)
-        for first in range(0, N, BLOCK):
-            inside = (row < rows) & (first + at < N)
-            value = tl.load(w + row * N + first + at, mask=inside, other=0.0).to(tl.float32)
-            value = value / scale
-            tl.store(q8 + row * N + first + at, value.to(q8.dtype.element_ty), mask=inside)
-            across = (first + tl.trans(at)).to(tl.int64) * rows + tl.trans(row)
-            value = tl.trans(value).to(q8.dtype.element_ty)  # transposed as FP8 it came out wrong on a GPU (triton 3.6)
-            tl.store(q8_t + across, value, mask=tl.trans(inside))
 
     @triton.jit
     def _gated_gelu_fp8(gate_up, act, q8, scales, N: tl.constexpr, BLOCK: tl.constexpr):
@@ -138,14 +118,8 @@ def quantise_rows(x: Tensor, factors: Tensor | None = None) -> tuple[Tensor, Ten
 
 def quantise_weight(w: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """w [R, N] -> FP8 [R, N], the same values as [N, R], and scales [R, 1]."""
-    rows, width = w.shape
-    if not use_kernels(w):
-        q, scales = quantise_rows_plain(w)
-        return q, q.t().contiguous(), scales
-    q, scales = _like(w, rows, width)
-    q_t = torch.empty((width, rows), dtype=FP8, device=w.device)
-    _quantise_weight[(-(-rows // TILE),)](w, q, q_t, scales, rows, N=width, TILE=TILE, BLOCK=256, num_warps=8)
-    return q, q_t, scales
+    q, scales = quantise_rows(w)
+    return q, q.view(torch.int8).t().contiguous().view(FP8), scales
 
 
 def gelu_quantised(gate_up: Tensor) -> tuple[Tensor, Tensor, Tensor]:
