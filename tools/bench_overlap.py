@@ -10,6 +10,7 @@ download takes ``--slower`` times as long as the extraction: 1 is the hardest ca
 from __future__ import annotations
 
 import argparse
+import os
 import shutil
 import subprocess
 import sys
@@ -41,7 +42,7 @@ def main() -> None:
     parser.add_argument("--way", nargs=3, metavar=("NAME", "ENDPOINT", "FOLDER"), help="used by the benchmark itself")
     arguments = parser.parse_args()
     if arguments.way:
-        print(run_way(*arguments.way))
+        print(*run_way(*arguments.way))
         return
     folder = Path(tempfile.mkdtemp(prefix="bench-overlap-", dir=arguments.folder))
     try:
@@ -60,26 +61,34 @@ def compare(folder: Path, size: int, count: int, slower: float) -> None:
         timed("download", service.url, folder, "warm")
         extraction = timed("extract", service.url, folder, "e")
         streams = min(JOBS, -(-size // count // SPAN_BYTES))
-        service.order(rate=size / extraction / slower / streams)
-        download = timed("download", service.url, folder, "d")
-        both = timed("both", service.url, folder, "b")
+        service.order(rate=size / extraction[0] / slower / streams)
+        ways = {
+            "download alone": timed("download", service.url, folder, "d"),
+            "extraction alone": extraction,
+            "both together": timed("both", service.url, folder, "b"),
+        }
     print(f"{files:,} files, {size >> 20} MiB in {count} parts")
-    print(f"download alone   {download:6.2f} s\nextraction alone {extraction:6.2f} s\nboth together    {both:6.2f} s")
+    for title, (seconds, cpu) in ways.items():
+        print(f"{title:<16} {seconds:6.2f} s, CPU {cpu:6.2f} s")
+    (download, work), (extraction, more), (both, _) = ways.values()
+    bound = (work + more) / (os.cpu_count() or 1)
     print(
         f"{both / max(download, extraction):.2f} of the longer one, {both / (download + extraction):.2f} of their sum"
     )
+    print(f"the CPU time of both spread evenly over all cores, without that of the server: {bound:.2f} s")
 
 
-def timed(way: str, endpoint: str, folder: Path, name: str) -> float:
-    """Seconds of one way, without the start of its process."""
+def timed(way: str, endpoint: str, folder: Path, name: str) -> tuple[float, float]:
+    """Seconds of one way and of CPU for it, without the start of its process."""
     command = [sys.executable, __file__, "--way", way, endpoint, str(folder / name)]
     done = subprocess.run(command, stdout=subprocess.PIPE, check=True, text=True, cwd=folder)
     shutil.rmtree(folder / name)
-    return float(done.stdout.split()[-1])
+    seconds, cpu = done.stdout.split()[-2:]
+    return float(seconds), float(cpu)
 
 
-def run_way(way: str, endpoint: str, folder: str) -> float:
-    """One way in this process; its seconds."""
+def run_way(way: str, endpoint: str, folder: str) -> tuple[float, float]:
+    """One way in this process; its seconds, and those of CPU with its children's."""
     work = Path(folder)
     (work / "parts").mkdir(parents=True)
     options = SourceOptions(endpoint=endpoint, anonymous=True)
@@ -88,7 +97,7 @@ def run_way(way: str, endpoint: str, folder: str) -> float:
         "local" if way == "extract" else "bos", uri, kind="dataset", jobs=JOBS, options=options
     )
     parts = order_parts(source.files())
-    started = time.monotonic()
+    started, spent = time.monotonic(), sum(os.times()[:4])
     if way == "download":
         for part in parts.parts:
             target = work / "parts" / part.name
@@ -96,7 +105,7 @@ def run_way(way: str, endpoint: str, folder: str) -> float:
     else:
         batches = ExtractOptions(batch_bytes=parts.largest // 16)
         extract(source, parts, work / INSIDE[-1], INSIDE, parts_folder=work / "parts", options=batches)
-    return time.monotonic() - started
+    return time.monotonic() - started, sum(os.times()[:4]) - spent
 
 
 if __name__ == "__main__":

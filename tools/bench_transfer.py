@@ -3,7 +3,8 @@
     python tools/bench_transfer.py [--gib 2] [--streams 8] [--rounds 3] [--folder DIR]
 
 The server is a process of its own (tests/servers). curl runs as one process a stream, each with its range and its file.
-Ours runs in a fresh process too, so that its peak memory is its own. Rounds alternate. On a machine with other work the
+Ours runs in a fresh process too, so that its peak memory is its own. Rounds alternate. Nobody waits for the disk. Who
+fetches with curl takes a sum afterwards: that is shown as well. On a machine with other work the
 best round of each says most; the median is shown as well.
 """
 
@@ -12,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import resource
 import shutil
 import statistics
 import subprocess
@@ -24,6 +26,14 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "servers"))
 
 from process import Service
 
+TITLES = {
+    "curl": "curl, no checksum",
+    "summed": "curl, then openssl",
+    "bos": "ours from BOS, crc32",
+    "hf": "ours from a hub, sha256",
+}
+Result = dict[str, float]
+
 OURS = """
 import json, resource, sys, threading, time
 from pathlib import Path
@@ -32,10 +42,13 @@ name, uri, endpoint, target, streams = sys.argv[1:]
 options = SourceOptions(endpoint=endpoint, anonymous=True)
 source = open_source(name, uri, kind="dataset", jobs=int(streams), options=options)
 file = source.files()[0]
+begun = resource.getrusage(resource.RUSAGE_SELF)
 started = time.perf_counter()
 source.fetch(file, Path(target), progress=lambda count: None, stop=threading.Event())
 seconds = time.perf_counter() - started
-print(json.dumps({"seconds": seconds, "mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024}))
+spent = resource.getrusage(resource.RUSAGE_SELF)
+cpu = spent.ru_utime + spent.ru_stime - begun.ru_utime - begun.ru_stime
+print(json.dumps({"seconds": seconds, "cpu": cpu, "mib": spent.ru_maxrss / 1024}))
 """
 
 
@@ -62,34 +75,35 @@ def compare(folder: Path, size: int, streams: int, rounds: int) -> None:
     repository = folder / "hub" / "datasets" / "owner" / "name"
     repository.mkdir(parents=True)
     os.link(part, repository / part.name)
-    seconds: dict[str, list[float]] = {"curl": [], "bos": [], "hf": []}
-    memory: dict[str, float] = {"bos": 0.0, "hf": 0.0}
+    results: dict[str, list[Result]] = {name: [] for name in TITLES}
     with (
         Service("bos_server", folder / "root", public_read=True, public_list=True, multipart=True) as bos,
         Service("hub_server", folder / "hub") as hub,
     ):
-        curl(f"{bos.url}/bucket/p/{part.name}", folder, size, streams=1)  # the services take their sums once
+        url = f"{bos.url}/bucket/p/{part.name}"
+        curl(url, folder, size, streams=1)  # the services take their sums once
         ours("hf", "owner/name", hub.url, folder, streams)
         for _ in range(rounds):
-            seconds["curl"].append(curl(f"{bos.url}/bucket/p/{part.name}", folder, size, streams))
-            for name, uri, endpoint in (("bos", "bos://bucket/p/", bos.url), ("hf", "owner/name", hub.url)):
-                result = ours(name, uri, endpoint, folder, streams)
-                seconds[name].append(result["seconds"])
-                memory[name] = max(memory[name], result["mib"])
-    report(size, streams, seconds, memory)
+            results["curl"].append(curl(url, folder, size, streams))
+            results["summed"].append(curl(url, folder, size, streams, summed=True))
+            results["bos"].append(ours("bos", "bos://bucket/p/", bos.url, folder, streams))
+            results["hf"].append(ours("hf", "owner/name", hub.url, folder, streams))
+    report(size, streams, results)
 
 
-def report(size: int, streams: int, seconds: dict[str, list[float]], memory: dict[str, float]) -> None:
-    """Print rates, ratio to curl, and peak memory."""
-    print(f"{size / (1 << 30):.2f} GiB over the loopback, {streams} streams, {os.cpu_count()} cores")
-    titles = {"curl": "curl, no checksum", "bos": "ours from BOS, crc32", "hf": "ours from a hub, sha256"}
+def report(size: int, streams: int, results: dict[str, list[Result]]) -> None:
+    """Print rates, ratio to curl, CPU time without the server's, and peak memory."""
     gib = size / (1 << 30)
-    for name, title in titles.items():
-        best, median = min(seconds[name]), statistics.median(seconds[name])
-        ratio, middle = min(seconds["curl"]) / best, statistics.median(seconds["curl"]) / median
-        peak = f"; peak memory {memory[name]:.0f} MiB" if name in memory else ""
-        rates = f"best {gib / best:4.2f}, median {gib / median:4.2f} GiB/s"
-        print(f"{title:<24} {rates}; of curl {ratio:4.0%}, {middle:4.0%}{peak}")
+    print(f"{gib:.2f} GiB over the loopback, {streams} streams, {os.cpu_count()} cores")
+    base = [result["seconds"] for result in results["curl"]]
+    for name, title in TITLES.items():
+        seconds = [result["seconds"] for result in results[name]]
+        best, median = min(seconds), statistics.median(seconds)
+        ratio, middle = min(base) / best, statistics.median(base) / median
+        rates = f"best {gib / best:4.2f}, median {gib / median:4.2f} GiB/s; of curl {ratio:4.0%}, {middle:4.0%}"
+        cpu = statistics.median(result["cpu"] for result in results[name]) / gib
+        peak = max(result.get("mib", 0.0) for result in results[name])
+        print(f"{title:<24} {rates}; CPU {cpu:4.2f} s a GiB" + (f"; peak memory {peak:.0f} MiB" if peak else ""))
 
 
 def write_random(path: Path, size: int) -> None:
@@ -101,33 +115,37 @@ def write_random(path: Path, size: int) -> None:
             size -= len(block)
 
 
-def curl(url: str, folder: Path, size: int, streams: int) -> float:
-    """Seconds that one curl a stream takes for the whole file."""
+def curl(url: str, folder: Path, size: int, streams: int, *, summed: bool = False) -> Result:
+    """Seconds that one curl a stream takes for the whole file, and the sha256 by openssl after it."""
     share = -(-size // streams)
     outputs = [folder / f"curl.{number}" for number in range(streams)]
     os.sync()
-    started = time.perf_counter()
+    begun, started = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
     children = [
         subprocess.Popen(["curl", "-sf", "-r", f"{n * share}-{min(size, (n + 1) * share) - 1}", "-o", str(out), url])
         for n, out in enumerate(outputs)
     ]
     codes = [child.wait() for child in children]
+    if summed:
+        names = " ".join(out.name for out in outputs)
+        subprocess.run(f"cat {names} | openssl dgst -sha256 >/dev/null", shell=True, check=True, cwd=folder)
     seconds = time.perf_counter() - started
+    spent = resource.getrusage(resource.RUSAGE_CHILDREN)
     if any(codes) or sum(out.stat().st_size for out in outputs) != size:
         sys.exit("curl failed")
     for out in outputs:
         out.unlink()
-    return seconds
+    return {"seconds": seconds, "cpu": spent.ru_utime + spent.ru_stime - begun.ru_utime - begun.ru_stime}
 
 
-def ours(name: str, uri: str, endpoint: str, folder: Path, streams: int) -> dict[str, float]:
+def ours(name: str, uri: str, endpoint: str, folder: Path, streams: int) -> Result:
     """Seconds and peak MiB of our loop, in a process of its own."""
     target = folder / "ours.bin"
     command = [sys.executable, "-c", OURS, name, uri, endpoint, str(target), str(streams)]
     os.sync()
     done = subprocess.run(command, stdout=subprocess.PIPE, check=True)
     target.unlink()
-    result: dict[str, float] = json.loads(done.stdout)
+    result: Result = json.loads(done.stdout)
     return result
 
 

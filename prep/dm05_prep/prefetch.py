@@ -8,7 +8,8 @@
       (whatever a source keeps beside a part to continue a download)
 
 While parts are not kept, the next one may take as much space as has been given back: together they are never larger
-than one part, but for the rest of a member that lies across the border.
+than one part, but for the rest of a member that lies across the border, and for the little that a source fetches
+before it heeds a ``progress`` that blocks: with that the next part begins at once, instead of a silent network.
 """
 
 from __future__ import annotations
@@ -144,7 +145,6 @@ class Fetcher:
         target.parent.mkdir(parents=True, exist_ok=True)
         with self._changed:
             self._fetching, self._fetched_bytes = index, 0
-        self._wait_for_room()
         path = self._source.fetch(part.file, target, progress=self._progress, stop=self._stop)
         with self._changed:
             if not self._stop.is_set():

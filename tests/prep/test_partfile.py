@@ -56,8 +56,8 @@ def test_any_order_of_writes_with_restarts_between(tmp_path_factory: Any, size: 
         if number < len(part.spans):
             put(part, data, number, count)
         part.sum_up(sums)
-        assert part.front() == next((span.position for span in part.spans if span.left), size)
-        assert sums.position <= part.front()
+        assert part.front == next((span.position for span in part.spans if span.left), size)
+        assert sums.position <= part.front
         if killed:
             before = [span.position for span in part.spans]
             part.close()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import random
 import signal
 import subprocess
@@ -14,7 +16,7 @@ from typing import Any
 
 import pytest
 from dm05_prep.errors import PrepError
-from dm05_prep.sources import partfile, streams
+from dm05_prep.sources import carry, partfile, streams
 from dm05_prep.sources.checks import Checks
 from dm05_prep.sources.partfile import SPAN_BYTES, PartFile
 from places import PART, Place, fetch, make_place, random_bytes, ranges
@@ -113,8 +115,25 @@ def test_a_progress_that_blocks_holds_the_transfer_back(place: Place, tmp_path: 
     held = sum(json.loads((tmp_path / f"{PART}.part.json").read_text())["done"])
     gate.set()
     thread.join(20)
-    assert held < (1 << 20) + 12 * streams.BUFFER_BYTES
+    assert held < (1 << 20) + 12 * carry.BUFFER_BYTES
     assert (tmp_path / PART).stat().st_size == size
+
+
+@pytest.mark.parametrize("side", ["socket", "file", "none"])
+def test_a_system_that_cannot_splice(place: Place, tmp_path: Path, monkeypatch: Any, side: str) -> None:
+    """Some sandboxes and filesystems refuse it: then the bytes are read and written."""
+    real, refused = os.splice, []
+
+    def splice(source: int, target: int, count: int, **offsets: Any) -> int:
+        if side == ("file" if offsets else "socket"):
+            refused.append(count)
+            raise OSError(errno.EINVAL, "Invalid argument")
+        return real(source, target, count, **offsets)
+
+    monkeypatch.setattr(os, "splice", splice)
+    data = place.put(random_bytes(2 * SPAN_BYTES + 12345))
+    assert fetch(place.open(), tmp_path / PART).read_bytes() == data
+    assert bool(refused) == (side != "none")
 
 
 def test_no_more_connections_than_jobs(place: Place, tmp_path: Path, monkeypatch: Any) -> None:

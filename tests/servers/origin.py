@@ -29,6 +29,7 @@ from typing import Any
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 CHUNK = 1 << 20
+CATCH_UP_S = 0.1
 
 
 @dataclass
@@ -100,6 +101,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
     protocol_version = "HTTP/1.1"
     server: Origin
+    _due: float  # when the next piece may leave
 
     def log_message(self, format: str, *args: Any) -> None:
         """No access log."""
@@ -214,7 +216,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
             end = min(end, first + fault["after"])
         handle = os.open(answer.file, os.O_RDONLY)
         try:
-            position = first
+            position, self._due = first, time.monotonic()
             while position < end:
                 count = min(CHUNK, end - position)
                 position += self._send_piece(handle, position, count, entry, fault)
@@ -229,7 +231,6 @@ class Handler(http.server.BaseHTTPRequestHandler):
             self.close_connection = True
 
     def _send_piece(self, handle: int, position: int, count: int, entry: dict[str, Any], fault: dict[str, Any]) -> int:
-        started = time.monotonic()
         rate = fault.get("rate", self.server.rate)
         if rate:
             count = min(count, max(1024, int(rate / 20)))
@@ -241,8 +242,9 @@ class Handler(http.server.BaseHTTPRequestHandler):
         else:
             sent = os.sendfile(self.connection.fileno(), handle, position, count)
         entry["sent"] += sent
-        if rate:
-            time.sleep(max(0.0, sent / rate - (time.monotonic() - started)))
+        if rate:  # like a network, it does not slow down because this machine is busy; what a client kept back is lost
+            self._due = max(self._due, time.monotonic() - CATCH_UP_S) + sent / rate
+            time.sleep(max(0.0, self._due - time.monotonic()))
         return sent
 
     def _reset(self) -> None:

@@ -7,7 +7,11 @@ another thread, so that a stop never waits for a silent server. Proxies come fro
 from __future__ import annotations
 
 import email.utils
+import errno
 import http.client
+import io
+import os
+import select
 import socket
 import ssl
 import threading
@@ -22,6 +26,8 @@ from dm05_prep.sources.addresses import PROXY_FIX, default_port, display, netloc
 from dm05_prep.sources.retry import Trouble
 
 MAX_SMALL_BODY = 8 << 20
+NO_SPLICE = (errno.EINVAL, errno.ENOSYS, errno.EPERM, errno.EOPNOTSUPP)  # of a system or filesystem without it
+_HELD_BACK = io.DEFAULT_BUFFER_SIZE
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,6 +57,7 @@ class Reply:
         self._left = self.length
         self._finished = False
         self._raw = None if response.chunked else response.fp
+        self.can_splice = False
 
     @property
     def complete(self) -> bool:
@@ -74,6 +81,27 @@ class Reply:
             raise Trouble(describe_failure(error, "while the body came")) from None
         if self._left is not None:
             self._left -= count
+            # whatever had come with the headers has been read now, if it could be
+            self.can_splice = self._link.splices and self._raw is not None and len(view) > _HELD_BACK
+        return count
+
+    def splice(self, pipe: int, most: int) -> int | None:
+        """Like :meth:`readinto`, into a pipe with room for any; None when these bytes have to be read.
+
+        Raises:
+            Trouble: connection lost or silent.
+        """
+        if not self.can_splice or self._left is None:
+            return None
+        try:
+            count = self._link.splice(pipe, min(most, self._left))
+        except OSError as error:
+            if error.errno in NO_SPLICE:
+                self.can_splice = self._link.splices = False
+                return None
+            self._link.close()
+            raise Trouble(describe_failure(error, "while the body came")) from None
+        self._left -= count
         return count
 
     def read(self) -> bytes:
@@ -112,6 +140,7 @@ class Link:
         parts = urllib.parse.urlsplit(url)
         self._pool, self.key, self.fresh, self.cut_off = pool, origin(url), True, False
         host, port = parts.hostname or "", parts.port or default_port(parts.scheme)
+        self.splices = True
         self._wire: socket.socket | None = None  # http.client forgets its own when the server will close
         self._proxy = proxy_for(url)
         self.via = f" through the proxy {self._proxy.host}:{self._proxy.port}" if self._proxy else ""
@@ -142,7 +171,21 @@ class Link:
             self._http.putheader(name, value)
         self._http.endheaders()
         self._wire = self._http.sock
+        self.splices = self.splices and not isinstance(self._wire, ssl.SSLSocket)
         return Reply(self, self._http.getresponse(), request.url)
+
+    def splice(self, pipe: int, most: int) -> int:
+        """Move what has arrived, at least one byte, into a pipe; 0 at the end. Raises OSError."""
+        assert self._wire is not None
+        wire, timeout_s = self._wire.fileno(), self._wire.gettimeout() or 0.0
+        while True:
+            try:
+                return os.splice(wire, pipe, most)
+            except BlockingIOError:
+                arrival = select.poll()
+                arrival.register(wire, select.POLLIN)
+                if not arrival.poll(timeout_s * 1000):
+                    raise TimeoutError from None
 
     def cut(self) -> None:
         """End whatever waits on this connection, from any thread."""

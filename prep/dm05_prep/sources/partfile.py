@@ -21,6 +21,7 @@ import json
 import os
 import shutil
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
@@ -30,10 +31,11 @@ from dm05_schemas.files import sync_path
 from dm05_prep.console import human_bytes
 from dm05_prep.errors import PrepError
 from dm05_prep.sources.checks import Checks, Sums
+from dm05_prep.sources.connection import NO_SPLICE
 
 VERSION = 1
 SPAN_BYTES = 16 << 20
-READ_BYTES = 256 << 10
+READ_BYTES = 4 << 20  # few large steps: after each, the thread of the sums waits for its turn
 _DIGITS = 15
 
 
@@ -59,6 +61,7 @@ class PartFile:
     Attributes:
         spans: in the order of the file.
         received: bytes that are there.
+        front: up to here the file has no hole.
         single: one span for the whole file, because the server sends it only from the start. Once so, it stays so.
     """
 
@@ -68,6 +71,7 @@ class PartFile:
         self.size, self._checks = size, checks
         self._identity = {"size": size, "etag": etag, **checks.published()}
         self._lock = threading.Lock()
+        self._writing = threading.Lock()  # the system writes a file for one thread at a time; others burn time waiting
         self._buffer = memoryview(bytearray(READ_BYTES))
         self._handle = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         self._state = -1
@@ -84,17 +88,27 @@ class PartFile:
         Raises:
             PrepError: no space left; the bytes before are kept.
         """
+        self._put(span, len(data), lambda done: os.pwrite(self._handle, data[done:], span.position + done))
+
+    def write_pipe(self, span: Span, pipe: int, count: int) -> None:
+        """Like :meth:`write`, of the ``count`` bytes that are in ``pipe``, without reading them."""
+        self._put(span, count, lambda done: _empty(pipe, self._handle, count - done, span.position + done))
+
+    def _put(self, span: Span, count: int, put: Callable[[int], int]) -> None:
+        """``put`` writes what comes after so many bytes, and says how many it wrote."""
         try:
-            written = 0
-            while written < len(data):
-                written += os.pwrite(self._handle, data[written:], span.position + written)
+            with self._writing:
+                written = 0
+                while written < count:
+                    written += put(written)
         except OSError as error:
             if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                 raise
             raise no_space(self.path.parent, self.size - self.received) from None
         with self._lock:
-            span.position += len(data)
-            self.received += len(data)
+            span.position += count
+            self.received += count
+            self._advance()
         self._record(span)
 
     def check_space(self) -> None:
@@ -102,12 +116,6 @@ class PartFile:
         missing = self.size - self.received
         if missing > shutil.disk_usage(self.path.parent).free:
             raise no_space(self.path.parent, missing)
-
-    def front(self) -> int:
-        """Up to here the file has no hole."""
-        while self._front < len(self.spans) and not self.spans[self._front].left:
-            self._front += 1
-        return self.spans[self._front].position if self._front < len(self.spans) else self.size
 
     def sum_up(self, sums: Sums) -> bool:
         """Feed ``sums`` the next bytes that are there, 16 MiB at most; False when there were none."""
@@ -155,6 +163,11 @@ class PartFile:
         os.close(nowhere)
         self._handle = self._state = -1
 
+    def _advance(self) -> None:
+        while self._first < len(self.spans) and not self.spans[self._first].left:
+            self._first += 1
+        self.front = self.spans[self._first].position if self._first < len(self.spans) else self.size
+
     def _claim(self) -> None:
         try:
             fcntl.flock(self._handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -195,12 +208,13 @@ class PartFile:
 
     def _plan(self, length: int, done: list[int]) -> None:
         self._length = length
-        self._front = 0
         self.spans = [
             Span(number, number * length, min(self.size, (number + 1) * length), number * length + count)
             for number, count in enumerate(done)
         ]
         self.received = sum(done)
+        self._first = 0
+        self._advance()
 
     def _save(self, length: int) -> None:
         """Write the state anew, under a temporary name; numbers are padded with blanks, which JSON allows."""
@@ -218,6 +232,19 @@ class PartFile:
     def _record(self, span: Span) -> None:
         number = b"%*d" % (_DIGITS, span.position - span.first)
         os.pwrite(self._state, number, self._numbers_at + span.number * (_DIGITS + 1))
+
+
+def _empty(pipe: int, handle: int, count: int, position: int) -> int:
+    """Bytes moved out of a pipe; read and written where the filesystem cannot have them spliced in."""
+    try:
+        return os.splice(pipe, handle, count, offset_dst=position)
+    except OSError as error:
+        if error.errno not in NO_SPLICE:
+            raise
+    data, written = memoryview(os.read(pipe, count)), 0
+    while written < len(data):
+        written += os.pwrite(handle, data[written:], position + written)
+    return written
 
 
 def no_space(folder: Path, missing: int) -> PrepError:

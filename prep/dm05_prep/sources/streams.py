@@ -9,19 +9,17 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 
 from dm05_prep.sources.access import Access, Expired, NoRange, open_span
+from dm05_prep.sources.carry import Carrier
 from dm05_prep.sources.checks import Sums
 from dm05_prep.sources.connection import Link, Pool, Reply
 from dm05_prep.sources.partfile import PartFile, Span
 from dm05_prep.sources.retry import Backoff, RetryPolicy, Stopped, Trouble
 
-BUFFER_BYTES = 1 << 20
-WRITE_BYTES = 256 << 10
-WRITE_AFTER_S = 0.25
-UNSUMMED_BYTES = 96 << 20
+UNSUMMED_BYTES = 128 << 20
 UNREPORTED_BYTES = 64 << 20
 TICK_S = 0.05
 JOIN_S = 0.4
@@ -70,13 +68,14 @@ class Run:
     def __init__(self, limits: Limits, access: Access, part: PartFile, report: Report, stop: threading.Event) -> None:
         self._limits, self._access, self._part, self._report, self._stop = limits, access, part, report, stop
         self._halt, self._tick, self._grown = threading.Event(), threading.Event(), threading.Event()
+        self._eased = threading.Condition()
         self._lock = threading.Lock()
         self._failure: BaseException | None = None
         self._links: set[Link] = set()
         self._answered = False
         self._odd_answers = 0
         self._sums = Sums(access.checks, part.size)
-        self._unsummed_limit = UNSUMMED_BYTES + part.received
+        self._unsummed_limit = part.size if not access.checks.published() else UNSUMMED_BYTES + part.received
 
     def go(self) -> list[str]:
         """Bring all bytes; the published sums that are not met."""
@@ -91,6 +90,7 @@ class Run:
                 self._tick.wait(TICK_S)
                 self._tick.clear()
                 self._report.reach(self._part.received)
+                self._ease()
                 if self._stop.is_set():
                     raise Stopped
                 if self._failure is not None:
@@ -132,15 +132,17 @@ class Run:
             self._tick.set()
 
     def _sum(self) -> None:
-        while self._sums.position < self._part.size and not self._halt.is_set():
-            if not self._part.sum_up(self._sums):
+        while self._access.checks.published() and self._sums.position < self._part.size and not self._halt.is_set():
+            if self._part.sum_up(self._sums):
+                self._ease()
+            else:
                 self._grown.wait(TICK_S)
                 self._grown.clear()
 
     def _work(self) -> None:
-        buffer = memoryview(bytearray(BUFFER_BYTES))
-        while (span := self._next()) is not None:
-            self._fill(span, buffer)
+        with closing(Carrier()) as carrier:
+            while (span := self._next()) is not None:
+                self._fill(span, carrier)
 
     def _next(self) -> Span | None:
         with self._lock:
@@ -150,14 +152,14 @@ class Run:
                     return span
         return None
 
-    def _fill(self, span: Span, buffer: memoryview) -> None:
+    def _fill(self, span: Span, carrier: Carrier) -> None:
         """Bring the rest of one span, through whatever trouble there is."""
         backoff = Backoff(self._limits.policy, self._halt, self._limits.notify)
         renewed = False
         while span.left:
             received, position = self._part.received, span.position
             try:
-                self._stream(span, buffer)
+                self._stream(span, carrier)
             except Trouble as trouble:
                 if self._part.received > received:
                     backoff.progressed()
@@ -168,18 +170,16 @@ class Run:
                 renewed = True
                 self._access.renew(expired.url)
 
-    def _stream(self, span: Span, buffer: memoryview) -> None:
+    def _stream(self, span: Span, carrier: Carrier) -> None:
         with self._slot(), self._answer(span) as reply:
             marked_at, marked = time.monotonic(), span.position
             stall_s = self._limits.policy.stall_s
             while span.left:
                 self._throttle()
-                count, trouble = _receive(reply, buffer[: span.left])
-                if count:
-                    self._part.write(span, buffer[:count])
-                    self._grown.set()
-                    if self._part.received - self._report.reached > UNREPORTED_BYTES // 4:
-                        self._tick.set()
+                trouble = carrier.carry(reply, self._part, span)
+                self._grown.set()
+                if self._part.received - self._report.reached > UNREPORTED_BYTES // 4:
+                    self._tick.set()
                 if self._halt.is_set():
                     raise Stopped
                 if trouble:
@@ -232,23 +232,15 @@ class Run:
 
     def _throttle(self) -> None:
         """Wait while the sums, or the caller's ``progress``, are too far behind."""
-        while not self._halt.is_set():
-            unsummed = self._part.front() - self._sums.position
-            if unsummed <= self._unsummed_limit and self._part.received - self._report.reached <= UNREPORTED_BYTES:
-                return
-            time.sleep(TICK_S / 10)
+        if self._is_ahead():
+            with self._eased:
+                while self._is_ahead() and not self._halt.is_set():
+                    self._eased.wait(TICK_S)
 
+    def _is_ahead(self) -> bool:
+        unsummed = self._part.front - self._sums.position
+        return unsummed > self._unsummed_limit or self._part.received - self._report.reached > UNREPORTED_BYTES
 
-def _receive(reply: Reply, view: memoryview) -> tuple[int, Trouble | None]:
-    """Bytes for one write, and the trouble that ended them early, if any."""
-    filled = 0
-    until = time.monotonic() + WRITE_AFTER_S
-    while filled < min(WRITE_BYTES, len(view)) and (not filled or time.monotonic() < until):
-        try:
-            count = reply.readinto(view[filled:])
-        except Trouble as trouble:
-            return filled, trouble
-        if count == 0:
-            return filled, None if reply.complete else Trouble("the body broke off early")
-        filled += count
-    return filled, None
+    def _ease(self) -> None:
+        with self._eased:
+            self._eased.notify_all()
