@@ -5,8 +5,9 @@
 
 All read the same parts, in turn, into folders that did not exist. Ours keeps a CRC-32 of every part, or compares the
 SHA-256 that a source published, and ends with everything durable on disk; tar checks nothing and leaves the writing to
-the system, so the time of a sync after it is shown too. Then the parts are copied in as a download would bring them,
-and what they take on disk is sampled.
+the system, so the median time with a sync after it is shown too. CPU is what the processes used, without what the
+system does for them later (writing to the disk). Then the parts are copied in as a download would bring them, and what
+they take on disk is sampled.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import io
 import os
 import random
 import shutil
+import statistics
 import subprocess
 import sys
 import tarfile
@@ -36,6 +38,7 @@ from dm05_prep.sources.local import LocalSource
 
 INSIDE = ("libero", "libero_pi0_all")
 FRAMES = 200
+TAR = "cat | tar -x"
 CHILD = f"""
 import sys
 from pathlib import Path
@@ -89,26 +92,24 @@ class CopySource(LocalSource):
         return target
 
 
-@dataclass
 class Sampler:
-    """The most that the files of a folder took on disk."""
+    """The most that ``value`` was, asked every ``seconds`` by a thread."""
 
-    folder: Path
-    peak: int = 0
-
-    def __post_init__(self) -> None:
+    def __init__(self, value: Callable[[], int], seconds: float) -> None:
+        self._value, self._seconds, self._peak = value, seconds, 0
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
     def _run(self) -> None:
-        while not self._stop.wait(0.005):
-            self.peak = max(self.peak, sum(disk_bytes(path) for path in self.folder.glob("*")))
+        while not self._stop.wait(self._seconds):
+            self._peak = max(self._peak, self._value())
 
     def stop(self) -> int:
+        """End the thread; the peak."""
         self._stop.set()
         self._thread.join()
-        return self.peak
+        return self._peak
 
 
 def write_parts(folder: Path, total_bytes: int, part_bytes: int) -> int:
@@ -140,22 +141,29 @@ class Bench:
     part_mib: int = 256
     """Size of a part."""
     repeats: int = 3
-    """Runs of each way, in turn."""
+    """Rounds; each way runs once in each, and each round begins with the next way."""
     folder: Path | None = None
     """Where to work (default: the system's folder for temporary files)."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Measured:
-    """One run: seconds until the command ended, and until the disk had everything; peak memory of the process."""
+    """One run.
+
+    Attributes:
+        seconds, synced: until the command ended, and until the disk had everything.
+        cpu: processor seconds of the command and all its children, user and system.
+        memory: most bytes that all its processes together had in memory, shared pages counted for each (RSS).
+    """
 
     seconds: float
-    synced_seconds: float
-    rss_bytes: int
+    synced: float
+    cpu: float
+    memory: int
 
 
 def main(bench: Bench) -> None:
-    """Make the parts, run both ways in turn, print a table."""
+    """Make the parts, run all ways in turn, print a table."""
     with tempfile.TemporaryDirectory(prefix="dm05-bench-", dir=bench.folder) as name:
         folder = Path(name).resolve()
         parts = folder / "parts"
@@ -163,31 +171,51 @@ def main(bench: Bench) -> None:
         count = write_parts(parts, int(bench.gib * (1 << 30)), bench.part_mib << 20)
         size = sum(path.stat().st_size for path in parts.glob("*.part-*"))
         print(f"{count:,} files, {human_bytes(size)} in parts of {bench.part_mib} MiB, parts in the page cache")
-        sync_filesystem(folder)
         plain = folder / "no sums"
         plain.mkdir()
         for path in parts.glob("*.part-*"):
             (plain / path.name).hardlink_to(path)
         ways = {
-            "cat | tar -x": ["sh", "-c", f"cat {parts}/*.part-* | tar -x"],
+            TAR: ["sh", "-c", f"cat {parts}/*.part-* | tar -x"],
             "ours, CRC-32": [sys.executable, "-c", CHILD, str(plain)],
             "ours, SHA-256": [sys.executable, "-c", CHILD, str(parts)],
         }
         runs: dict[str, list[Measured]] = {way: [] for way in ways}
-        for repeat in range(bench.repeats):
-            for way, command in ways.items():
-                runs[way].append(_measure(command, folder / f"{way} {repeat}"))
-                if repeat:  # the first ones are compared
-                    shutil.rmtree(folder / f"{way} {repeat}")
-        _compare(folder)
-        least = min(run.seconds for run in runs["cat | tar -x"])
-        for way, measured in runs.items():
-            best, ended = min(run.seconds for run in measured), ", ".join(f"{run.seconds:.2f}" for run in measured)
-            synced = min(run.synced_seconds for run in measured)
-            rss = human_bytes(max(run.rss_bytes for run in measured))
-            print(f"{way:<14} {best:6.2f} s = {best / least:.2f} of tar (runs: {ended}); ", end="")
-            print(f"on disk after {synced:.2f} s; peak memory {rss}")
+        _run_in_turn(ways, runs, bench.repeats, folder)
+        _show(runs)
         _measure_disk(parts, folder / "copied", bench.part_mib << 20)
+
+
+def _run_in_turn(ways: dict[str, list[str]], runs: dict[str, list[Measured]], rounds: int, folder: Path) -> None:
+    """Every round begins with another way, so that what a run leaves to the next one falls on all alike."""
+    names = list(ways)
+    theirs = folder / f"{TAR} 0"
+    for number in range(rounds):
+        first = number % len(names)
+        for way in names[first:] + names[:first]:
+            target = folder / f"{way} {number}"
+            runs[way].append(_measure(ways[way], target))
+            if target == theirs:
+                continue
+            if number == 0:
+                tree = theirs / "/".join(INSIDE)
+                subprocess.run(["diff", "-r", "-x", ".dm05-*", tree, target / INSIDE[-1]], check=True)
+            shutil.rmtree(target)
+    shutil.rmtree(theirs)
+
+
+def _show(runs: dict[str, list[Measured]]) -> None:
+    print(f"{'':<14} {'best':>6} {'median':>7} {'of tar':>12} {'synced':>7} {'CPU':>6} {'memory':>10}   runs")
+    usual = [run.seconds for run in runs[TAR]]
+    for way, measured in runs.items():
+        seconds = [run.seconds for run in measured]
+        best, middle = min(seconds), statistics.median(seconds)
+        print(f"{way:<14} {best:5.2f}s {middle:6.2f}s", end=" ")
+        print(f"{best / min(usual):5.2f} / {middle / statistics.median(usual):4.2f}", end=" ")
+        print(f"{statistics.median(run.synced for run in measured):6.2f}s", end=" ")
+        print(f"{statistics.median(run.cpu for run in measured):5.2f}s", end=" ")
+        print(f"{human_bytes(max(run.memory for run in measured)):>10}", end="   ")
+        print(" ".join(f"{value:.2f}" for value in seconds))
 
 
 def _measure(command: list[str], target: Path) -> Measured:
@@ -195,12 +223,28 @@ def _measure(command: list[str], target: Path) -> Measured:
     sync_filesystem(target)
     start = time.monotonic()
     child = subprocess.Popen(command, cwd=target)
+    memory = Sampler(lambda: memory_of(child.pid), 0.05)
     _, status, usage = os.wait4(child.pid, 0)
-    child.returncode = os.waitstatus_to_exitcode(status)
-    assert child.returncode == 0, command
     seconds = time.monotonic() - start
+    child.returncode = os.waitstatus_to_exitcode(status)
+    peak = memory.stop()
+    assert child.returncode == 0, command
     sync_filesystem(target)
-    return Measured(seconds, time.monotonic() - start, usage.ru_maxrss * 1024)
+    synced = time.monotonic() - start
+    return Measured(seconds=seconds, synced=synced, cpu=usage.ru_utime + usage.ru_stime, memory=peak)
+
+
+def memory_of(pid: int) -> int:
+    """Bytes that a process and all below it have in memory, what several share counted for each."""
+    total = 0
+    try:
+        for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
+            if line.startswith("Rss:"):
+                total = int(line.split()[1]) * 1024
+        children = [word for task in Path(f"/proc/{pid}/task").glob("*/children") for word in task.read_text().split()]
+    except OSError:  # it has ended
+        return total
+    return total + sum(memory_of(int(child)) for child in children)
 
 
 def extract_local(parts: Path, target: Path) -> None:
@@ -212,18 +256,12 @@ def extract_local(parts: Path, target: Path) -> None:
     assert all(digest and digest.startswith(kind) for *_, digest in result.record.parts)
 
 
-def _compare(folder: Path) -> None:
-    """Both ways must have made the same tree."""
-    theirs, ours = folder / "cat | tar -x 0" / "/".join(INSIDE), folder / "ours, SHA-256 0" / INSIDE[-1]
-    subprocess.run(["diff", "-r", "-x", ".dm05-*", theirs, ours], check=True)
-
-
 def _measure_disk(parts: Path, work: Path, part_bytes: int) -> None:
     """Parts copied in and deleted: what they take at most."""
     source = CopySource(parts, owns_parts=True)
     arrived = work / "parts"
     arrived.mkdir(parents=True)
-    sampler = Sampler(arrived)
+    sampler = Sampler(lambda: sum(disk_bytes(path) for path in arrived.glob("*")), 0.005)
     start = time.monotonic()
     extract(source, order_parts(source.files()), work / INSIDE[-1], INSIDE, parts_folder=arrived)
     seconds, peak = time.monotonic() - start, sampler.stop()

@@ -1,20 +1,25 @@
-"""Checksums of parts, computed by a thread of its own while the archive is read.
+"""Checksums of parts, computed beside the reading of the archive: by a thread, for large parts by a process.
 
 What a source published is compared. Where it published nothing, the CRC-32 is kept for the record.
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
-import os
+import struct
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+from dm05_prep import hasher
+from dm05_prep.child import Child, framed
 from dm05_prep.errors import PrepError
+from dm05_prep.hasher import sum_file
 from dm05_prep.parts import PartSet
 from dm05_prep.sources.base import RemoteFile
-from dm05_prep.sources.checks import READ_BYTES, SUMS
+
+_ALONE_BYTES = 64 << 20  # a helper process is worth starting for more than that
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,26 +60,34 @@ class _Work:
         self._index, self._file = index, file
         self._published = published(file)
         self._algorithm = self._published[0] if self._published else "crc32"
-        self._sum = SUMS[self._algorithm](file.size)
         self.done = 0
         self.stopped = False
 
-    def run(self, path: Path) -> PartDigest | None:
+    def run(self, path: Path, helper: Child | None = None) -> PartDigest | None:
         """The digest; None when stopped. Raises PartMismatchError when it is not the published one."""
-        handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
-            if hasattr(os, "posix_fadvise"):
-                os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_SEQUENTIAL)
-            while not self.stopped and (data := os.read(handle, READ_BYTES)):
-                self._sum.update(memoryview(data))
-                self.done += len(data)
-        finally:
-            os.close(handle)
-        return None if self.stopped else self._compare()
+            digest = self._sum(helper, str(path)) if helper else sum_file(self._algorithm, str(path), self._go_on)
+        except PrepError:  # the helper, which may have been ended
+            if self.stopped:
+                return None
+            raise
+        return self._compare(digest) if digest else None
 
-    def _compare(self) -> PartDigest:
-        value = self._sum.value()
-        digest = value if isinstance(value, str) else f"{value:08x}"
+    def _sum(self, helper: Child, path: str) -> str:
+        with contextlib.suppress(BrokenPipeError):  # reading says what ended it
+            helper.send(framed((self._algorithm, path)))
+        while (answer := helper.read(8)) != hasher.END:
+            self.done = struct.unpack("<Q", answer)[0]
+        digest, code, text = helper.read_framed()
+        if code:
+            raise OSError(code, text, path)
+        return str(digest)
+
+    def _go_on(self, done: int) -> bool:
+        self.done = done
+        return not self.stopped
+
+    def _compare(self, digest: str) -> PartDigest:
         if self._published and digest != self._published[1]:
             error = PartMismatchError(
                 f"its {self._algorithm} is {digest}, the source published {self._published[1]}",
@@ -97,6 +110,7 @@ class Checksums:
     def __init__(self, parts: PartSet, *, verified: bool, torn: int = -1) -> None:
         self._parts, self._verified, self._torn = parts, verified, torn
         self._pool = ThreadPoolExecutor(1, "checksum")
+        self._helper: Child | None = None
         self._work: dict[int, tuple[_Work, Future[PartDigest | None]]] = {}
         self._finished: list[PartDigest] = []
 
@@ -108,7 +122,9 @@ class Checksums:
             self._finished.append(PartDigest(index=index, algorithm=known[0], digest=known[1]))
         elif index != self._torn:
             work = _Work(index, part.file)
-            self._work[index] = work, self._pool.submit(work.run, path)
+            if part.file.size >= _ALONE_BYTES and not self._helper:
+                self._helper = Child("computes checksums", hasher.__file__)
+            self._work[index] = work, self._pool.submit(work.run, path, self._helper)
 
     def before(self, index: int) -> list[PartDigest]:
         """The digests of the parts before ``index``, as far as there are any; waits for those under way.
@@ -130,7 +146,11 @@ class Checksums:
         return min(needed, default=math.inf)
 
     def close(self) -> None:
-        """Stop the thread."""
+        """Stop."""
         for work, _ in self._work.values():
             work.stopped = True
+        if self._helper:
+            self._helper.kill()
         self._pool.shutdown(wait=True, cancel_futures=True)
+        if self._helper:
+            self._helper.close()

@@ -5,9 +5,9 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from tqdm import tqdm
+if TYPE_CHECKING:
+    from tqdm import tqdm
 
-if TYPE_CHECKING:  # the class takes parameters for type checkers only
     Progress: TypeAlias = tqdm[Any]
 
 
@@ -20,6 +20,8 @@ def progress(total: int | None, unit: str, desc: str, quiet: bool = False, initi
         desc: what is counted.
         initial: units done by an earlier run.
     """
+    from tqdm import tqdm
+
     in_bytes = unit == "B"
     return tqdm(
         total=total,
@@ -39,12 +41,16 @@ def progress(total: int | None, unit: str, desc: str, quiet: bool = False, initi
 def say(text: str, quiet: bool = False) -> None:
     """One line on stdout, kept clear of a running bar."""
     if not quiet:
+        from tqdm import tqdm
+
         tqdm.write(text, file=sys.stdout)
         sys.stdout.flush()
 
 
 def warn(text: str) -> None:
     """One line on stderr that ``--quiet`` does not silence."""
+    from tqdm import tqdm
+
     tqdm.write(f"warning: {text}", file=sys.stderr)
 
 

@@ -14,7 +14,6 @@ import operator
 import os
 import struct
 import sys
-from typing import Any
 
 Copy = tuple[str, str, int, int]
 """Folder below the root, name in it, offset and size of the data in the part."""
@@ -80,12 +79,6 @@ def write_all(file: int, data: bytes) -> None:
         written += os.write(file, memoryview(data)[written:])
 
 
-def framed(value: tuple[Any, ...]) -> bytes:
-    """A value as it goes through a pipe."""
-    data = marshal.dumps(value)
-    return struct.pack("<I", len(data)) + data
-
-
 def main() -> None:
     """Work until stdin ends or the parent process is gone."""
     root, parent, tasks = sys.argv[1], os.getppid(), sys.stdin.buffer
@@ -95,7 +88,8 @@ def main() -> None:
             copy_files(root, part, copies, parent)
             answer = DONE
         except OSError as error:
-            answer = FAILED + framed((error.errno or 0, error.strerror or "", str(error.filename)))
+            data = marshal.dumps((error.errno or 0, error.strerror or "", str(error.filename)))
+            answer = FAILED + struct.pack("<I", len(data)) + data
         try:
             write_all(1, answer)
         except OSError:  # nobody listens any more

@@ -186,10 +186,8 @@ def describe(workspace: Workspace, spec: DatasetSpec, request: Request) -> list[
 
 @contextlib.contextmanager
 def _locked(workspace: Workspace) -> Iterator[None]:
-    """Hold the workspace, and its data folder when that is elsewhere; leaves no empty folders behind."""
-    homes = [workspace.root]
-    if not workspace.data.is_relative_to(workspace.root):
-        homes.append(workspace.data)
+    """Hold the workspace and its data folder, which another workspace may share; leaves no empty folders behind."""
+    homes = dict.fromkeys([workspace.root, workspace.data])
     made = [folder for home in homes for folder in (home, *home.parents) if not folder.exists()]
     try:
         with contextlib.ExitStack() as stack:

@@ -10,10 +10,12 @@ record; then damage inside a file's data cannot be seen, damage to the archive's
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from dm05_schemas.errors import DataError
 
@@ -21,7 +23,6 @@ from dm05_prep.archives import ArchiveReader, open_archive
 from dm05_prep.checksums import Checksums, PartMismatchError, check_part
 from dm05_prep.errors import PrepError
 from dm05_prep.images import ImageSink, PackImages
-from dm05_prep.index_scan import Counted, FileCounter
 from dm05_prep.journal import Point, Record
 from dm05_prep.ledger import Ledger
 from dm05_prep.names import BadName, is_sidecar, link_target
@@ -35,6 +36,9 @@ from dm05_prep.sources.base import Source
 from dm05_prep.stream import BLOCK_BYTES
 from dm05_prep.untar import DamageError, Member, damage, show
 from dm05_prep.writer import TreeWriter
+
+if TYPE_CHECKING:  # NumPy takes a tenth of a second to import: not before there is something to count
+    from dm05_prep.index_scan import Counted, FileCounter
 
 _STEP_BYTES = 1 << 16  # between the member boundaries that are noted as places to go on from
 _COUNTED_BYTES = 8 << 20  # larger files are not gathered in memory
@@ -162,7 +166,7 @@ class _Run:
         self.resumed_at = 0
         self.peak_part_bytes = 0
         self.counted: dict[str, Counted] = {}
-        self._counter = FileCounter()
+        self._counter: FileCounter | None = None
 
     def read_all(self) -> None:
         """Everything from the ledger's start to the end mark; rolls the ledger back when the archive is at fault."""
@@ -256,7 +260,7 @@ class _Run:
         self._on_progress(self._parts.size, self._ledger.files)
 
     def _open_part(self, index: int) -> Path:
-        self._checksums.before(index)
+        self._checksums.before(index - 1)  # the sum of the part just read may take a little longer than the reading
         copied = self._source.owns_parts and not self._options.keep_parts
         if copied and self._reader and self._reader.restartable:
             self._save(self._last, wait=True)  # lets go of the part before, but for the member at hand
@@ -334,14 +338,20 @@ class _Run:
         if path.endswith(".jsonl") and member.size <= _COUNTED_BYTES:
             data = b"".join(reader.pieces(member))
             self._writer.file(path, (data,))
-            try:  # spares the index reading the file again
-                self.counted[path] = self._counter.count_bytes(memoryview(data), path)
-            except DataError:
-                pass  # the index says what is wrong, with the place where the file then is
+            self._count(path, data)
         elif place := reader.place(member):
             self._writer.copy(path, *place, member.size)
         else:
             self._writer.file(path, reader.pieces(member))
+
+    def _count(self, path: str, data: bytes) -> None:
+        """Spares the index reading the file again."""
+        if not self._counter:
+            from dm05_prep.index_scan import FileCounter
+
+            self._counter = FileCounter()
+        with contextlib.suppress(DataError):  # the index says what is wrong, with the place where the file then is
+            self.counted[path] = self._counter.count_bytes(memoryview(data), path)
 
     def _take_link(self, member: Member, path: str) -> None:
         names, symbolic = self._ledger.names, member.kind == "symbolic link"

@@ -7,17 +7,13 @@ nothing may exist yet at a path that is written.
 
 from __future__ import annotations
 
-import marshal
 import os
-import struct
-import subprocess
-import sys
 from collections.abc import Iterable
 from pathlib import Path
 
 from dm05_prep import copier
-from dm05_prep.copier import Copy, copy_files, framed, write_all
-from dm05_prep.errors import PrepError
+from dm05_prep.child import Child, framed
+from dm05_prep.copier import Copy, copy_files, write_all
 
 _TASK_FILES = 64
 _TASK_BYTES = 8 << 20
@@ -124,42 +120,25 @@ class _Helper:
     """One process that runs :mod:`dm05_prep.copier`; ``pending`` counts its tasks."""
 
     def __init__(self, root: str, guard: int) -> None:
-        command = [sys.executable, "-I", "-S", copier.__file__, root]
-        pipe = subprocess.PIPE
-        # In a session of its own, Ctrl-C and the like reach the parent alone, which then ends the helpers.
-        self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, pass_fds=(guard,), start_new_session=True)
+        self._child = Child("writes files", copier.__file__, root, guard=guard)
         self.pending = 0
 
     def submit(self, part: str, task: list[Copy]) -> None:
         """Hand a task over; waits while the process has many."""
         self.wait(_MOST_PENDING)
         self.pending += 1  # from here on: a task that could not be handed over must never count as done
-        assert self._process.stdin
         try:
-            self._process.stdin.write(framed((part, task)))
-            self._process.stdin.flush()
+            self._child.send(framed((part, task)))
         except BrokenPipeError:
             self.wait(0)  # raises what ended it
 
     def wait(self, most: int) -> None:
         """Return when no more than ``most`` tasks are pending."""
         while self.pending > most:
-            answer = self._read(1)
-            if answer == copier.FAILED:
-                code, text, path = marshal.loads(self._read(struct.unpack("<I", self._read(4))[0]))
-                raise OSError(code, text, path)
+            if self._child.read(1) == copier.FAILED:
+                raise OSError(*self._child.read_framed())
             self.pending -= 1
 
     def close(self) -> None:
         """End the process."""
-        self._process.kill()
-        self._process.communicate()
-
-    def _read(self, count: int) -> bytes:
-        assert self._process.stdout
-        data = self._process.stdout.read(count)
-        if len(data) < count:
-            code = self._process.wait()
-            what = f"a helper process that writes files has ended, {f'killed by signal {-code}' if code < 0 else code}"
-            raise PrepError(what, fix="Run the same command again: it goes on from there")
-        return data
+        self._child.close()

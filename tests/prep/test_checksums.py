@@ -9,7 +9,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from dm05_prep import checksums
 from dm05_prep.checksums import Checksums, PartMismatchError, check_part
+from dm05_prep.errors import PrepError
 from dm05_prep.parts import PartSet
 from tars import parts_of, split, write_parts
 
@@ -83,4 +85,33 @@ def test_closing_stops_at_once(tmp_path: Path) -> None:
     while not sums.position():
         pass
     assert 0 < sums.position() < 1 << 40
+    sums.close()
+
+
+@pytest.mark.parametrize("algorithm", ["sha256", "md5", "crc32"])
+def test_large_parts_are_summed_by_a_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, algorithm: str) -> None:
+    monkeypatch.setattr(checksums, "_ALONE_BYTES", 500)
+    for harm in (-1, 1):
+        parts = with_sums(parts_of(write_parts(tmp_path / str(harm), PIECES)), algorithm, harm)
+        sums = Checksums(parts, verified=False)
+        for index in range(4):
+            sums.begin(index, path_of(tmp_path / str(harm), parts, index))
+        if harm < 0:
+            assert [digest.algorithm for digest in sums.before(4)] == [algorithm] * 4
+        else:
+            with pytest.raises(PartMismatchError, match=f"part-001: its {algorithm} is"):
+                sums.before(4)
+        sums.close()
+
+
+def test_a_process_that_was_killed_proves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checksums, "_ALONE_BYTES", 500)
+    parts = parts_of(write_parts(tmp_path, PIECES))
+    sums = Checksums(parts, verified=False)
+    sums.begin(0, path_of(tmp_path, parts, 0))
+    assert len(sums.before(1)) == 1 and sums._helper
+    sums._helper._process.kill()
+    sums.begin(1, path_of(tmp_path, parts, 1))
+    with pytest.raises(PrepError, match=r"computes checksums .* killed by signal 9"):
+        sums.before(2)
     sums.close()

@@ -227,14 +227,14 @@ def test_a_helper_killed_alone(folder: Path, monkeypatch: pytest.MonkeyPatch) ->
     def kill_third(helper: _Helper, *task: Any) -> None:
         helpers.append(helper)
         if len(helpers) == 3:
-            helper._process.kill()
-            helper._process.wait()
+            helper._child._process.kill()
+            helper._child._process.wait()
         submit(helper, *task)
 
     monkeypatch.setattr(_Helper, "submit", kill_third)
     with pytest.raises(PrepError, match="killed by signal 9"):
         run(source, folder / "set", WITH_HELPERS)
-    assert all(helper._process.poll() is not None for helper in helpers)
+    assert all(helper._child._process.poll() is not None for helper in helpers)
     finish(source, folder / "set", wanted(files), WITH_HELPERS)
 
 

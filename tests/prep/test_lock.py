@@ -9,8 +9,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from dm05_prep.dataset import _locked
 from dm05_prep.errors import PrepError
 from dm05_prep.lock import LOCK_NAME, WorkspaceLock
+from dm05_schemas.workspace import Workspace
 
 HOLD = """
 import sys, time
@@ -55,4 +57,14 @@ assert got == 30
 """
     runs = [subprocess.Popen([sys.executable, "-c", script, str(tmp_path)]) for _ in range(3)]
     assert [run.wait() for run in runs] == [0, 0, 0]
+    assert os.listdir(tmp_path) == []
+
+
+def test_workspaces_that_share_a_data_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also when the folder is the inner one of the first workspace."""
+    monkeypatch.delenv("DATA_PATH", raising=False)
+    with _locked(Workspace.resolve(tmp_path / "a")):
+        monkeypatch.setenv("DATA_PATH", str(tmp_path / "a" / "data"))
+        with pytest.raises(PrepError, match=f"process {os.getpid()} on"), _locked(Workspace.resolve(tmp_path / "b")):
+            pytest.fail("two at once")
     assert os.listdir(tmp_path) == []

@@ -9,6 +9,7 @@ import signal
 from pathlib import Path
 
 import pytest
+from dm05_prep import child
 from dm05_prep.errors import PrepError
 from dm05_prep.writer import TreeWriter
 
@@ -78,7 +79,7 @@ def test_a_helper_that_is_killed(tmp_path: Path, part: Path, busy: bool) -> None
     writer = TreeWriter(tmp_path / "tree", 1, alone_bytes=0, guard=0)
     writer.copy("x", part, 0, 10)
     writer.wait()
-    process = writer._helpers[0]._process
+    process = writer._helpers[0]._child._process
     os.kill(process.pid, signal.SIGSTOP if busy else signal.SIGKILL)
     with contextlib.suppress(PrepError):
         for index in range(150):  # more than two tasks
@@ -99,7 +100,7 @@ def test_helpers_end_with_their_parent(tmp_path: Path, part: Path) -> None:
         writer = TreeWriter(tmp_path / "tree", 2, alone_bytes=0, guard=0)
         writer.copy("x", part, 0, 10)
         writer.wait()
-        (tmp_path / "pids").write_text(" ".join(str(helper._process.pid) for helper in writer._helpers))
+        (tmp_path / "pids").write_text(" ".join(str(helper._child.pid) for helper in writer._helpers))
         os.kill(os.getpid(), signal.SIGKILL)
     os.waitpid(child, 0)
     for pid in (tmp_path / "pids").read_text().split():
@@ -109,3 +110,21 @@ def test_helpers_end_with_their_parent(tmp_path: Path, part: Path) -> None:
             signal.sigtimedwait([], 0.01)
         else:
             pytest.fail("a helper outlived its parent")
+
+
+@pytest.mark.parametrize("task_bytes", [10, 200])
+def test_a_helper_that_is_stopped(tmp_path: Path, part: Path, monkeypatch: pytest.MonkeyPatch, task_bytes: int) -> None:
+    """It is waited for when it only takes its time; stopped, it ends the run, also with its pipe full."""
+    monkeypatch.setattr(child, "LOOK_SECONDS", 0.1)
+    (tmp_path / "tree").mkdir()
+    writer = TreeWriter(tmp_path / "tree", 1, alone_bytes=0, guard=0)
+    writer.copy("x", part, 0, 10)
+    writer.wait()
+    pid = writer._helpers[0]._child.pid
+    os.kill(pid, signal.SIGSTOP)
+    with pytest.raises(PrepError, match=rf"helper process that writes files \({pid}\) is stopped"):
+        for index in range(700):
+            writer.copy(f"d/{index:0{task_bytes}}", part, 0, 10)
+        writer.wait()
+    writer.close()
+    assert not Path(f"/proc/{pid}").exists()
