@@ -25,6 +25,7 @@ from dm05_prep.sources.helper import HELPER_MIN_BYTES, HelperFailed, run_helper
 from dm05_prep.sources.hf_api import HubFile, Repository
 from dm05_prep.sources.hf_settings import OFFICIAL_HOSTS, find_settings
 from dm05_prep.sources.names import check_name
+from dm05_prep.sources.numbers import whole_number
 from dm05_prep.sources.options import NO_OPTIONS, SourceOptions
 from dm05_prep.sources.retry import RetryPolicy
 from dm05_prep.sources.streams import Report
@@ -207,8 +208,9 @@ class _HubAccess:
         return Request(url=url, headers=self._login(url))
 
     def moved(self, reply: Reply, location: str) -> Mapping[str, str]:
-        size, etag = reply.headers.get("X-Linked-Size", ""), _plain_etag(reply.headers.get("X-Linked-Etag"))
-        if (size.isdigit() and int(size) != self.size) or (self.checks.sha256 and etag and etag != self.checks.sha256):
+        size = whole_number(reply.headers.get("X-Linked-Size", ""))
+        etag = _plain_etag(reply.headers.get("X-Linked-Etag"))
+        if size not in (None, self.size) or (self.checks.sha256 and etag and etag != self.checks.sha256):
             raise Changed("the hub points to another file than its list")
         if self._is_hub(location):
             return self._login(location)

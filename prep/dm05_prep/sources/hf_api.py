@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -70,8 +70,7 @@ class Repository:
         call = functools.partial(
             api.list_repo_tree, self.name, repo_type=self.type, revision=commit, recursive=True, expand=False
         )
-        entries = self._persist(lambda: list(call()), commit, policy)
-        return [_file(entry) for entry in entries if hasattr(entry, "blob_id")]
+        return self._persist(lambda: _files(call()), commit, policy)
 
     def url(self, commit: str, name: str) -> str:
         """The address that answers with the file, or redirects to it."""
@@ -147,6 +146,17 @@ def _describe(error: Exception) -> str:
             return f"cannot connect: {cause.strerror}"
         cause = cause.__cause__ or cause.__context__
     return f"the connection failed ({type(error).__name__})"
+
+
+def _files(entries: Iterable[Any]) -> list[HubFile]:
+    """The files of a tree; ValueError when its pages go round in a circle or a size is none."""
+    found: dict[str, HubFile] = {}
+    for entry in entries:
+        if hasattr(entry, "blob_id"):
+            if entry.path in found or entry.size < 0:
+                raise ValueError(entry.path)
+            found[entry.path] = _file(entry)
+    return list(found.values())
 
 
 def _file(entry: Any) -> HubFile:

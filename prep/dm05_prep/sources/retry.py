@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import email.utils
-import os
 import random
 import re
 import threading
@@ -13,12 +12,12 @@ from dataclasses import dataclass
 from email.message import Message
 from typing import TypeVar
 
-from dm05_schemas.errors import UsageError
-
 from dm05_prep.console import warn
 from dm05_prep.errors import PrepError
+from dm05_prep.sources.numbers import environment_number, whole_number
 
 LONGEST_WAIT_S = 3600.0
+DAY_S = 86400.0
 _RATE_LIMIT_RESET = re.compile(r";\s*t=(\d+)")
 T = TypeVar("T")
 RETRY_STATUS = frozenset({408, 429, 500, 502, 503, 504})
@@ -60,9 +59,9 @@ class RetryPolicy:
     def from_environment(cls, stall_s: float | None = None) -> RetryPolicy:
         """The defaults, with $DM05_PREP_RETRY_TRIES, $DM05_PREP_RETRY_PAUSE_S and $DM05_PREP_STALL_S in their place."""
         return cls(
-            tries=max(1, int(_number("DM05_PREP_RETRY_TRIES", cls.tries))),
-            first_pause_s=_number("DM05_PREP_RETRY_PAUSE_S", cls.first_pause_s),
-            stall_s=_number("DM05_PREP_STALL_S", stall_s or cls.stall_s),
+            tries=int(environment_number("DM05_PREP_RETRY_TRIES", cls.tries, least=1, most=1e6)),
+            first_pause_s=environment_number("DM05_PREP_RETRY_PAUSE_S", cls.first_pause_s, least=0, most=DAY_S),
+            stall_s=environment_number("DM05_PREP_STALL_S", stall_s or cls.stall_s, least=0.01, most=DAY_S),
         )
 
 
@@ -93,7 +92,8 @@ class Backoff:
             doubled = self._policy.first_pause_s * 2.0 ** (self._failures - 1)
             pause = min(doubled, self._policy.longest_pause_s) * random.uniform(0.75, 1.25)
         elif pause > LONGEST_WAIT_S:
-            what = f"{trouble.reason}; the server asks to wait {pause / 3600:.1f} hours"
+            wait = f"{pause / 3600:.1f} hours" if pause < 10 * DAY_S else "for more than ten days"
+            what = f"{trouble.reason}; the server asks to wait {wait}"
             raise PrepError(what, where=where, fix="Run the same command again then, it continues") from None
         if pause >= 5:
             number = f"try {self._failures + 1} of {self._policy.tries}"
@@ -108,23 +108,13 @@ def retry_after(headers: Mapping[str, str] | Message) -> float | None:
     reset = _RATE_LIMIT_RESET.search(headers.get("RateLimit") or "")
     if not text and reset:
         text = reset[1]
-    if text.isdigit():
-        return float(text)
+    seconds = whole_number(text)
+    if seconds is not None:
+        return float(seconds)
     try:
         return max(0.0, email.utils.parsedate_to_datetime(text).timestamp() - time.time())
     except (TypeError, ValueError, OverflowError):
         return None
-
-
-def _number(name: str, default: float) -> float:
-    text = os.environ.get(name, "")
-    try:
-        value = float(text) if text else default
-    except ValueError:
-        value = -1.0
-    if not 0 <= value < float("inf"):
-        raise UsageError(f"is {text!r}, not a number of at least 0", where=f"${name}", fix="Correct or unset it")
-    return value
 
 
 def persist(
