@@ -28,7 +28,6 @@ from dm05_prep.checkpoint_check import NEEDED, check_checkpoint
 from dm05_prep.console import human_bytes, human_time, progress, say
 from dm05_prep.errors import PrepError
 from dm05_prep.room import room_at
-from dm05_prep.signals import stop_on_sigterm
 from dm05_prep.sources import RemoteFile, Source, SourceName, guess_source, open_source
 from dm05_prep.sources.checks import Checks, file_differences
 from dm05_prep.sources.copying import copy_verified
@@ -150,7 +149,7 @@ def fetch_files(source: Source, plans: list[FilePlan], folder: Path, *, quiet: b
         what = f"no space left: {human_bytes(missing)} to come, {human_bytes(free)} free"
         raise PrepError(what, where=folder, fix="Free some space, or choose another --workspace")
     stop = threading.Event()
-    with stop_on_sigterm(), progress(sum(plan.file.size for plan in plans), "B", "model", quiet) as bar:
+    with progress(sum(plan.file.size for plan in plans), "B", "model", quiet) as bar:
         try:
             for plan in plans:
                 _bring(source, plan, bar.update, stop)

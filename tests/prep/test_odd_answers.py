@@ -108,7 +108,7 @@ def test_timeouts_of_the_hub_that_are_no_numbers(monkeypatch: pytest.MonkeyPatch
 def test_numbers_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     for text in ("0", "nan", "-1", "x", "1e30", "inf"):
         monkeypatch.setenv("DM05_PREP_STALL_S", text)
-        with pytest.raises(UsageError, match="DM05_PREP_STALL_S: is .*, not a number from 0.01 to 86400"):
+        with pytest.raises(UsageError, match=r"DM05_PREP_STALL_S: is .*, not a number from 0\.01 to 86400"):
             RetryPolicy.from_environment()
     monkeypatch.setenv("DM05_PREP_STALL_S", " 2.5 ")
     assert environment_number("DM05_PREP_STALL_S", 1, least=1, most=3) == 2.5

@@ -91,7 +91,7 @@ class HubSource:
     def fetch(self, file: RemoteFile, target: Path, *, progress: Callable[[int], None], stop: threading.Event) -> Path:
         """See :meth:`dm05_prep.sources.base.Source.fetch`."""
         listed, report = self.lookup(file.name), Report(progress)
-        access = _HubAccess(self, listed)
+        access = _HubAccess(self, listed, stop)
         if not target.exists() and not target.with_name(target.name + ".part.json").exists():
             if self._copy_from_cache(access, listed, target, report.attempt(), stop):
                 return target
@@ -106,27 +106,27 @@ class HubSource:
         """Have the first byte of ``file``; raises PrepError."""
         return self._transfer.probe(_HubAccess(self, self.lookup(file.name)))
 
-    def lookup(self, name: str, *, again: bool = False) -> HubFile:
-        """The file ``name`` of the commit; ``again`` asks the hub anew.
+    def lookup(self, name: str, *, again: bool = False, stop: threading.Event | None = None) -> HubFile:
+        """The file ``name`` of the commit; ``again`` asks the hub anew, until ``stop`` is set.
 
         Raises:
             PrepError: there is none.
         """
         with self._lock:
             if again or not self._listed:
-                self._list()
+                self._list(stop)
             if name not in self._listed:
                 where = f"{self.repository.name}@{self.commit}/{name}"
                 raise PrepError("no such file", where=where, fix=f"See {self.repository.page}/tree/main")
             return self._listed[name]
 
-    def _list(self) -> None:
+    def _list(self, stop: threading.Event | None = None) -> None:
         repository, policy = self.repository, self._transfer.policy
         if repository.settings.offline:
             self.commit, found = self._cached_tree()
         else:
-            self.commit = repository.commit(self._revision, policy)
-            found = repository.tree(self.commit, policy)
+            self.commit = repository.commit(self._revision, policy, stop)
+            found = repository.tree(self.commit, policy, stop)
         self._listed = {check_name(file.name, f"{repository.name}/{file.name}"): file for file in found}
 
     def _cache_folder(self) -> Path:
@@ -194,8 +194,8 @@ class HubSource:
 class _HubAccess:
     """See :class:`dm05_prep.sources.access.Access`."""
 
-    def __init__(self, source: HubSource, file: HubFile) -> None:
-        self._source, self._name = source, file.name
+    def __init__(self, source: HubSource, file: HubFile, stop: threading.Event | None = None) -> None:
+        self._source, self._name, self._stop = source, file.name, stop
         self._location: str | None = None
         self.network_fix = source.repository.network_fix
         self._take(file)
@@ -233,7 +233,7 @@ class _HubAccess:
 
     def refresh(self) -> None:
         self._location = None
-        self._take(self._source.lookup(self._name, again=True))
+        self._take(self._source.lookup(self._name, again=True, stop=self._stop))
 
     def _take(self, file: HubFile) -> None:
         self.size, self.etag = file.size, file.sha256 or file.git_sha1

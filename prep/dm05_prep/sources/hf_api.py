@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import threading
 import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -49,28 +50,28 @@ class Repository:
         """What to look at when the hub does not answer."""
         return f"Check the network, HF_ENDPOINT (now {self.settings.endpoint}) and HTTPS_PROXY, then run it again"
 
-    def commit(self, revision: str | None, policy: RetryPolicy) -> str:
+    def commit(self, revision: str | None, policy: RetryPolicy, stop: threading.Event | None = None) -> str:
         """The commit that a branch or tag stands for, 40 hex digits.
 
         Raises:
-            PrepError: no such repository or revision, no access, no answer.
+            PrepError: no such repository or revision, no access, no answer. Stopped: ``stop`` was set.
         """
         api = self._api()
         call = functools.partial(
             api.repo_info, self.name, repo_type=self.type, revision=revision, timeout=policy.stall_s
         )
-        commit = self._persist(lambda: call().sha, revision, policy)
+        commit = self._persist(lambda: call().sha, revision, policy, stop)
         if not isinstance(commit, str):
             raise PrepError("the hub names no commit", where=self._at(revision), fix=self.network_fix)
         return commit
 
-    def tree(self, commit: str, policy: RetryPolicy) -> list[HubFile]:
+    def tree(self, commit: str, policy: RetryPolicy, stop: threading.Event | None = None) -> list[HubFile]:
         """All files of ``commit``; raises like :meth:`commit`."""
         api = self._api()
         call = functools.partial(
             api.list_repo_tree, self.name, repo_type=self.type, revision=commit, recursive=True, expand=False
         )
-        return self._persist(lambda: _files(call()), commit, policy)
+        return self._persist(lambda: _files(call()), commit, policy, stop)
 
     def url(self, commit: str, name: str) -> str:
         """The address that answers with the file, or redirects to it."""
@@ -104,9 +105,11 @@ class Repository:
         logging.getLogger("huggingface_hub").setLevel("ERROR")
         return HfApi(endpoint=self.settings.endpoint, token=self.settings.token or False)
 
-    def _persist(self, call: Callable[[], T], revision: str | None, policy: RetryPolicy) -> T:
+    def _persist(
+        self, call: Callable[[], T], revision: str | None, policy: RetryPolicy, stop: threading.Event | None
+    ) -> T:
         at = self._at(revision)
-        return persist(lambda: self._translated(call, at), policy, where=at, fix=self.network_fix)
+        return persist(lambda: self._translated(call, at), policy, where=at, fix=self.network_fix, stop=stop)
 
     def _translated(self, call: Callable[[], T], at: str) -> T:
         """``call``, its errors as Trouble or PrepError; the library's own texts may hold addresses with secrets."""

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from email.message import Message
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 from dm05_prep.console import warn
 from dm05_prep.errors import PrepError
@@ -18,6 +18,7 @@ from dm05_prep.sources.numbers import environment_number, whole_number
 
 LONGEST_WAIT_S = 3600.0
 DAY_S = 86400.0
+_LOOK_S = 0.05
 _RATE_LIMIT_RESET = re.compile(r";\s*t=(\d+)")
 T = TypeVar("T")
 RETRY_STATUS = frozenset({408, 429, 500, 502, 503, 504})
@@ -102,6 +103,32 @@ class Backoff:
             raise Stopped
 
 
+class Background(Generic[T]):
+    """A call in a thread of its own, that whoever waits for it may leave behind: it must change nothing of ours."""
+
+    def __init__(self, call: Callable[[], T]) -> None:
+        self._call = call
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def result(self, stop: threading.Event | None = None) -> T:
+        """What the call returned or raised; Stopped as soon as ``stop`` is set."""
+        while self._thread.is_alive():
+            if stop and stop.is_set():
+                raise Stopped
+            self._thread.join(_LOOK_S)
+        if self._failure is not None:
+            raise self._failure
+        return self._value
+
+    def _run(self) -> None:
+        self._failure: BaseException | None = None
+        try:
+            self._value = self._call()
+        except BaseException as failure:
+            self._failure = failure
+
+
 def retry_after(headers: Mapping[str, str] | Message) -> float | None:
     """Seconds that ``Retry-After`` (a number or a date) or the hub's ``RateLimit`` ask for; None if neither does."""
     text = (headers.get("Retry-After") or "").strip()
@@ -126,10 +153,13 @@ def persist(
     stop: threading.Event | None = None,
     notify: Callable[[str], None] = warn,
 ) -> T:
-    """What ``call`` returns, called again after a pause as long as it raises Trouble; see :meth:`Backoff.pause`."""
+    """What ``call`` returns, called again after a pause as long as it raises Trouble; see :meth:`Backoff.pause`.
+
+    When ``stop`` is set, this raises Stopped at once, also while ``call`` waits for an answer.
+    """
     backoff = Backoff(policy, stop or threading.Event(), notify)
     while True:
         try:
-            return call()
+            return Background(call).result(stop) if stop else call()
         except Trouble as trouble:
             backoff.pause(trouble, where, fix)
