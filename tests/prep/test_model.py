@@ -337,3 +337,16 @@ def test_two_at_once(place: Place, tmp_path: Path) -> None:
     assert second.returncode == 1 and "another run is fetching it" in second.stderr
     first.kill()
     first.wait()
+
+
+def test_a_disk_without_inodes_is_named(place: Place, tmp_path: Path) -> None:
+    tiny = tmp_path / "tiny"
+    tiny.mkdir()
+    options = "size=64m,nr_inodes=6"
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(tiny)], capture_output=True).returncode:
+        pytest.skip("this user may not mount a small disk")
+    try:
+        done = run(*flags(place, tiny))
+        assert done.returncode == 1 and "no inodes left on the disk" in done.stderr
+    finally:
+        subprocess.run(["umount", str(tiny)], check=True)
