@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import tyro
+from dm05_schemas.cli import describe_os_error
 from dm05_schemas.errors import DM05Error, UsageError
 from dm05_schemas.workspace import Workspace
 
@@ -187,6 +188,8 @@ def check_place(source: str, kind: Kind, options: SourceOptions, timeout_s: floa
         probe = opened.probe(max(files, key=lambda file: file.size))
     except DM05Error as error:
         return Finding(subject=subject, state="fail", text=str(error))
+    except OSError as error:
+        return Finding(subject=subject, state="fail", text=describe_os_error(error))
     total = human_bytes(sum(file.size for file in files))
     ranges = "" if probe.ranges else "; no ranges, so that an interrupted file starts again"
     text = f"{len(files)} files, {total} in {opened.description}, bytes come from {probe.host}{ranges}"
