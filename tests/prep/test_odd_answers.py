@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 from dm05_prep.errors import PrepError
+from dm05_prep.sources import open_source
 from dm05_prep.sources.hf_settings import find_settings
 from dm05_prep.sources.numbers import environment_number, whole_number
 from dm05_prep.sources.options import SourceOptions
@@ -112,3 +114,57 @@ def test_numbers_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
             RetryPolicy.from_environment()
     monkeypatch.setenv("DM05_PREP_STALL_S", " 2.5 ")
     assert environment_number("DM05_PREP_STALL_S", 1, least=1, most=3) == 2.5
+
+
+@pytest.mark.parametrize("kind, said", [("html", "a web page came in place of it"), ("gzip", "encoded as 'gzip'")])
+def test_what_is_not_the_file(place: Place, tmp_path: Path, kind: str, said: str) -> None:
+    place.put(random_bytes(5000))
+    place.service.fault(kind, match=place.bodies, times=-1)
+    with pytest.raises(PrepError, match=said):
+        fetch(place.open(), tmp_path / PART)
+
+
+def test_a_redirect_of_a_bos_list(bos: Place) -> None:
+    bos.put(b"x")
+    bos.service.fault("status", status=302, match="^/bucket$", headers={"Location": "http://127.0.0.1:9/"}, times=-1)
+    with pytest.raises(PrepError, match="leads elsewhere"):
+        bos.open().files()
+
+
+def test_a_file_that_the_storage_of_the_hub_does_not_have(hub: Place, tmp_path: Path) -> None:
+    hub.put(random_bytes(5000))
+    hub.service.fault("status", status=404, match="/cdn/", times=-1)
+    with pytest.raises(PrepError, match="The storage does not have it"):
+        fetch(hub.open(), tmp_path / PART)
+
+
+def test_a_commit_that_is_gone(hub: Place, tmp_path: Path) -> None:
+    hub.put(random_bytes(5000))
+    source = hub.open()
+    (file,) = source.files()
+    hub.put(random_bytes(5000))
+    with pytest.raises(PrepError, match=r"does not have this commit any more.*newest commit"):
+        source.fetch(file, tmp_path / PART, progress=lambda count: None, stop=threading.Event())
+
+
+def test_the_host_that_a_mirror_leads_to_is_named(hub: Place) -> None:
+    hub.put(b"x")
+    hub.service.order(redirect_to="http://127.0.0.1:9")
+    with pytest.raises(PrepError, match=r"127\.0\.0\.1:9: cannot connect"):
+        hub.open().files()
+
+
+@pytest.mark.parametrize(
+    "name, options",
+    [("bos", {"revision": "v1"}), ("hf", {"region": "bj"}), ("local", {"endpoint": "x"}), ("local", {"revision": "v"})],
+)
+def test_options_of_another_source(name: Any, options: dict[str, str]) -> None:
+    with pytest.raises(UsageError, match=f"--{next(iter(options))}: means nothing for --source {name}"):
+        open_source(name, None, kind="dataset", options=SourceOptions(**options))  # type: ignore[arg-type]
+
+
+def test_a_proxy_that_asks_for_a_password(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    place.put(b"x")
+    place.service.fault("status", status=407, match="", times=-1)
+    with pytest.raises(PrepError, match=r"the proxy asks for a user and password.*HTTP_PROXY"):
+        place.open().files()

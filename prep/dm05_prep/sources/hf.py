@@ -120,6 +120,14 @@ class HubSource:
                 raise PrepError("no such file", where=where, fix=f"See {self.repository.page}/tree/main")
             return self._listed[name]
 
+    def refused(self, reply: Reply, at: str) -> PrepError:
+        """What a 4xx of the hub to a request for a file means."""
+        code = reply.headers.get("X-Error-Code")
+        if code == "RevisionNotFound":  # the commit was there when the files were listed
+            what = f"the hub does not have this commit any more ({describe_status(reply.status)}, {code})"
+            return PrepError(what, where=at, fix="Run the same command again: it takes the newest commit")
+        return self.repository.refused(reply.status, code, at)
+
     def _list(self, stop: threading.Event | None = None) -> None:
         repository, policy = self.repository, self._transfer.policy
         if repository.settings.offline:
@@ -224,9 +232,12 @@ class _HubAccess:
 
     def refused(self, reply: Reply, body: bytes) -> Exception:
         if self._is_hub(reply.url):
-            return self._source.repository.refused(reply.status, reply.headers.get("X-Error-Code"), self.where)
+            return self._source.refused(reply, self.where)
         what = f"{display(reply.url)} refuses the address that the hub signed ({describe_status(reply.status)})"
-        return Expired(reply.url, PrepError(what, where=self.where, fix="Check the system clock, then run it again"))
+        fix = "The storage does not have it: try another endpoint, or later"
+        if reply.status != 404:
+            fix = "Check the system clock, then run it again"
+        return Expired(reply.url, PrepError(what, where=self.where, fix=fix))
 
     def renew(self, url: str) -> None:
         self._location = None

@@ -9,12 +9,13 @@ import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, TypeVar
+from urllib.parse import urlsplit
 
 from dm05_schemas.errors import UsageError
 
 from dm05_prep.errors import PrepError
 from dm05_prep.sources.access import describe_status
-from dm05_prep.sources.addresses import PROXY_FIX
+from dm05_prep.sources.addresses import PROXY_FIX, proxy_for, proxy_login_error
 from dm05_prep.sources.hf_settings import HubSettings
 from dm05_prep.sources.retry import RETRY_STATUS, RetryPolicy, Trouble, persist, retry_after
 
@@ -83,6 +84,8 @@ class Repository:
         """What the hub's 4xx means; ``code`` is its X-Error-Code, ``at`` the thing asked for."""
         have = self.settings.token_place
         what = f"({describe_status(status)}{f', {code}' if code else ''}, with {have})"
+        if status == 407:
+            return proxy_login_error(at)
         if code == "GatedRepo":
             fix = f"Accept the conditions on {self.page} and set HF_TOKEN to a token of that account"
             return PrepError(f"access is gated {what}", where=at, fix=fix)
@@ -133,22 +136,35 @@ class Repository:
         except httpx2.ProxyError:
             raise PrepError("the proxy refuses", where=at, fix=PROXY_FIX) from None
         except (httpx2.HTTPError, OSError) as error:
-            raise Trouble(_describe(error)) from None
+            raise Trouble(_describe(error, self.settings.endpoint)) from None
         except (ValueError, KeyError, TypeError, AttributeError):
             raise Trouble("the answer is not in the form that a hub sends; is a proxy in between?") from None
 
 
-def _describe(error: Exception) -> str:
+def _describe(error: Exception, endpoint: str) -> str:
     import httpx2
 
+    url = _url_of(error) or endpoint  # a mirror may have sent us on
+    proxy = proxy_for(url)
+    host = urlsplit(url).netloc.rpartition("@")[2] + (f" through the proxy {proxy.host}:{proxy.port}" if proxy else "")
     if isinstance(error, httpx2.TimeoutException):
-        return "no answer came in time"
+        return f"{host}: no answer came in time"
+    if isinstance(error, httpx2.TooManyRedirects):
+        return f"{host}: redirects in a circle"
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, OSError) and cause.strerror:
-            return f"cannot connect: {cause.strerror}"
+            return f"{host}: cannot connect: {cause.strerror}"
         cause = cause.__cause__ or cause.__context__
-    return f"the connection failed ({type(error).__name__})"
+    return f"{host}: the connection failed ({type(error).__name__})"
+
+
+def _url_of(error: Exception) -> str:
+    """The address of the request that failed; empty when it is not known."""
+    try:
+        return str(error.request.url)  # type: ignore[attr-defined]
+    except (AttributeError, RuntimeError):
+        return ""
 
 
 def _files(entries: Iterable[Any]) -> list[HubFile]:
