@@ -46,6 +46,7 @@ def expected_tensors(config: Mapping[str, Any]) -> dict[str, Shape]:
         DataError: the config lacks a key that a shape follows from.
     """
     try:
+        _check_sizes(config)
         named = {
             **dict(_language(config["vlm_config"]["text_config"])),
             **dict(_vision(config["vlm_config"]["vision_config"], config["vlm_config"]["text_config"]["hidden_size"])),
@@ -65,6 +66,8 @@ def read_header(path: Path) -> dict[str, TensorEntry]:
     size = path.stat().st_size
     with path.open("rb") as file:
         head = file.read(8)
+        if head == b"version ":
+            raise DataError("is a pointer of Git LFS, not the file itself", where=path, fix=_FETCH)
         length = struct.unpack("<Q", head)[0] if len(head) == 8 else 0
         if not 2 <= length <= MAX_HEADER_BYTES:
             raise DataError(f"is not a safetensors file ({size} bytes)", where=path, fix=_FETCH)
@@ -81,6 +84,26 @@ def read_header(path: Path) -> dict[str, TensorEntry]:
 
 
 _FETCH = "dm05-prep model fetches it again"
+
+
+_MOST_LAYERS, _LARGEST_SIZE = 1000, 1 << 24
+_WIDTHS = ("hidden_size", "intermediate_size", "num_hidden_layers")
+_DECODER = (*_WIDTHS, "head_dim", "num_attention_heads", "num_key_value_heads")
+
+
+def _check_sizes(config: Mapping[str, Any]) -> None:
+    """KeyError or TypeError, naming the key, for a size that is missing or none."""
+    text, vision = config["vlm_config"]["text_config"], config["vlm_config"]["vision_config"]
+    for part, names in (
+        (text, (*_DECODER, "vocab_size")),
+        (vision, (*_WIDTHS, "patch_size", "num_channels", "image_size")),
+        (config["action_config"], _DECODER),
+        (config, ("action_dim", "chunk_size")),
+    ):
+        for name in names:
+            value, most = part[name], _MOST_LAYERS if name == "num_hidden_layers" else _LARGEST_SIZE
+            if type(value) is not int or not 1 <= value <= most:
+                raise TypeError(f"{name}: {value!r} is no size")
 
 
 def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

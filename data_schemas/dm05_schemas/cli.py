@@ -15,7 +15,12 @@ from typing import NoReturn
 from dm05_schemas.errors import DM05Error
 
 INTERRUPTED = 130
+TERMINATED = 143
 BROKEN_PIPE = 141
+
+
+class Terminated(KeyboardInterrupt):
+    """SIGTERM came: everything ends as it does at Ctrl-C, but for the last line and the exit code."""
 
 
 def run(main: Callable[[], int | None], prog: str) -> NoReturn:
@@ -49,9 +54,10 @@ def _exit_code(main: Callable[[], int | None], prog: str) -> int:
         return code
     except DM05Error as error:
         return _fail(prog, str(error), error.exit_code)
-    except KeyboardInterrupt:
-        print(f"{prog}: interrupted", file=sys.stderr)
-        return INTERRUPTED
+    except KeyboardInterrupt as error:
+        terminated = isinstance(error, Terminated)
+        print(f"{prog}: {'terminated' if terminated else 'interrupted'}", file=sys.stderr)
+        return TERMINATED if terminated else INTERRUPTED
     except OSError as error:
         if isinstance(error, BrokenPipeError) and _stdout_is_gone():
             return BROKEN_PIPE

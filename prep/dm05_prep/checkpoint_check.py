@@ -170,6 +170,9 @@ def _check_tokenizer(folder: Path, config: Mapping[str, Any]) -> int:
         image, vocabulary = config["vlm_config"]["image_token_index"], config["vlm_config"]["text_config"]["vocab_size"]
     except (KeyError, TypeError) as error:
         raise DataError(f"has no usable {error}", where=path, fix=FIX) from None
+    odd = next((token for token, number in ids.items() if type(number) is not int or number < 0), None)
+    if odd is not None:
+        raise DataError(f"the id of {odd!r} is {ids[odd]!r}, not a number", where=path, fix=FIX)
     missing = [token for token in CONTROL_TOKENS if token not in ids]
     if missing:
         raise DataError(f"has no token {', '.join(missing)}", where=path, fix=FIX)

@@ -14,6 +14,8 @@ from typing import NoReturn, Protocol
 from dm05_schemas.errors import UsageError
 from dm05_schemas.version import tool_version
 
+from dm05_prep.signals import stop_on_sigterm
+
 PROG = "dm05-prep"
 
 
@@ -66,7 +68,8 @@ def dispatch(argv: list[str]) -> int | None:
         near = difflib.get_close_matches(name, COMMANDS, n=1)
         hint = f"Did you mean: {PROG} {near[0]}" if near else f"See: {PROG} --help"
         raise UsageError(f"unknown command {word!r}", fix=hint)
-    return parse(load(name), f"{PROG} {name}", rest).run()
+    with stop_on_sigterm():
+        return parse(load(name), f"{PROG} {name}", rest).run()
 
 
 def overview() -> str:

@@ -38,6 +38,8 @@ from dm05_prep.sources import SourceName, guess_source, open_source
 from dm05_prep.sources.options import NO_OPTIONS, SourceOptions
 from dm05_prep.summary import Summary, next_lines
 
+AHEAD_BYTES = 64 << 20  # what may arrive of the next part before the reader has given back as much of this one
+
 Layout = Literal["jsonl", "pack", "both"]
 
 
@@ -174,13 +176,17 @@ def describe(workspace: Workspace, spec: DatasetSpec, request: Request) -> list[
     lines += [f"           {part.name}  {human_bytes(part.file.size)}" for part in plan.parts.parts]
     held = 0
     if source.owns_parts:
-        held = plan.parts.size if request.keep_parts else plan.parts.largest
-        kept = "all of them, kept" if request.keep_parts else "at most one at a time"
+        held = min(plan.parts.size, plan.parts.largest + min(plan.parts.largest, AHEAD_BYTES))
+        held = plan.parts.size if request.keep_parts else held
+        kept = "all of them, kept" if request.keep_parts else "at most one at a time and the start of the next"
         lines.append(f"download   {human_bytes(plan.parts.size)} to {plan.parts_folder}, {kept}")
     begun = f", going on at {human_bytes(plan.resume_at)}" if plan.resume_at and not request.force else ""
     lines.append(f"extract    {spec.name} to {target}{begun}")
+    left = held + plan.parts.size - plan.resume_at
     peak = f"{human_bytes(held + plan.parts.size)} (dataset {human_bytes(plan.parts.size)}, parts {human_bytes(held)})"
     lines.append(f"disk       {human_bytes(room_at(target).bytes)} are free now; taken at peak: up to {peak}")
+    if left > (free := room_at(target).bytes):
+        lines.append(f"           perhaps not enough: up to {human_bytes(left - free)} are missing")
     return [*lines, f"then       {then}"]
 
 

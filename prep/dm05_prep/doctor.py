@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import platform
 import urllib.request
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import Annotated, Literal
 
 import tyro
+from dm05_schemas.cli import describe_os_error
 from dm05_schemas.errors import DM05Error, UsageError
 from dm05_schemas.workspace import Workspace
 
@@ -26,7 +27,7 @@ from dm05_prep.sources.bos_login import find_endpoint, find_login
 from dm05_prep.sources.connection import Pool
 from dm05_prep.sources.hf_settings import find_settings
 from dm05_prep.sources.options import NO_OPTIONS, SourceOptions
-from dm05_prep.sources.retry import RetryPolicy
+from dm05_prep.sources.retry import DAY_S, Background, RetryPolicy
 
 State = Literal["ok", "note", "fail"]
 
@@ -74,6 +75,8 @@ class DoctorCommand:
 
     def run(self) -> int:
         """Look at everything and print a line each."""
+        if not 0.01 <= self.timeout <= DAY_S:
+            raise UsageError("must be from 0.01 to 86400 seconds", where="--timeout")
         if self.access.endpoint and not self.only:
             raise UsageError("is for one kind of source", where="--endpoint", fix="Say which: --only bos or --only hf")
         findings = [check_packages(), *check_disk(Workspace.resolve(self.workspace)), *check_proxies()]
@@ -81,8 +84,8 @@ class DoctorCommand:
         sources = (self.only,) if self.only else ("bos", "hf")
         kinds: tuple[Kind, ...] = ("dataset", "model")
         pairs: list[tuple[str, Kind]] = [(source, kind) for source in sources for kind in kinds]
-        with ThreadPoolExecutor(len(pairs)) as pool:
-            places = list(pool.map(lambda pair: check_place(pair[0], pair[1], self.access, self.timeout), pairs))
+        waiting = [Background(partial(check_place, *pair, self.access, self.timeout)) for pair in pairs]
+        places = [place.result() for place in waiting]
         findings += [*places, check_clock(sources, self.access, self.timeout)]
         for finding in findings:
             say(finding.line())
@@ -185,6 +188,8 @@ def check_place(source: str, kind: Kind, options: SourceOptions, timeout_s: floa
         probe = opened.probe(max(files, key=lambda file: file.size))
     except DM05Error as error:
         return Finding(subject=subject, state="fail", text=str(error))
+    except OSError as error:
+        return Finding(subject=subject, state="fail", text=describe_os_error(error))
     total = human_bytes(sum(file.size for file in files))
     ranges = "" if probe.ranges else "; no ranges, so that an interrupted file starts again"
     text = f"{len(files)} files, {total} in {opened.description}, bytes come from {probe.host}{ranges}"

@@ -11,6 +11,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import threading
 import time
@@ -27,13 +28,13 @@ from dm05_schemas.workspace import Workspace
 from dm05_prep.checkpoint_check import NEEDED, check_checkpoint
 from dm05_prep.console import human_bytes, human_time, progress, say
 from dm05_prep.errors import PrepError
-from dm05_prep.room import room_at
-from dm05_prep.signals import stop_on_sigterm
+from dm05_prep.room import full_error, is_full, room_at
 from dm05_prep.sources import RemoteFile, Source, SourceName, guess_source, open_source
 from dm05_prep.sources.checks import Checks, file_differences
 from dm05_prep.sources.copying import copy_verified
 from dm05_prep.sources.options import NO_OPTIONS, SourceOptions
 
+_SHARD = re.compile(r"model-\d+-of-\d+\.safetensors")
 RECORD = ".fetched.json"
 SUFFIXES = frozenset({".json", ".jinja", ".safetensors", ".model", ".txt"})
 
@@ -85,6 +86,8 @@ class ModelCommand:
             raise UsageError("must be 1 or more", where="--jobs")
         workspace = Workspace.resolve(self.workspace)
         folder = workspace.checkpoint_dir
+        if (folder.is_symlink() or folder.exists()) and not folder.is_dir():
+            raise DataError("is not a folder", where=folder, fix="Move it away, then run the same command")
         if not self.check:
             name = self.source or guess_source(self.uri)
             source = open_source(name, self.uri, kind="model", jobs=self.jobs, options=self.access)
@@ -126,6 +129,8 @@ def plan_files(source: Source, folder: Path, *, force: bool) -> list[FilePlan]:
     missing = [name for name in NEEDED if name not in {file.name for file in files}]
     if missing:
         what = f"holds no checkpoint: there is no {', '.join(missing)}"
+        if any(_SHARD.fullmatch(file.name) for file in files):
+            what = "holds its weights in several files; they are read from one, model.safetensors"
         raise PrepError(what, where=source.description, fix="Check --uri, or choose another --source")
     record = _read_record(folder)
     plans = []
@@ -150,11 +155,15 @@ def fetch_files(source: Source, plans: list[FilePlan], folder: Path, *, quiet: b
         what = f"no space left: {human_bytes(missing)} to come, {human_bytes(free)} free"
         raise PrepError(what, where=folder, fix="Free some space, or choose another --workspace")
     stop = threading.Event()
-    with stop_on_sigterm(), progress(sum(plan.file.size for plan in plans), "B", "model", quiet) as bar:
+    with progress(sum(plan.file.size for plan in plans), "B", "model", quiet) as bar:
         try:
             for plan in plans:
                 _bring(source, plan, bar.update, stop)
                 _record(folder, plan)
+        except OSError as error:
+            if not is_full(error):
+                raise
+            raise full_error(folder) from None
         finally:
             stop.set()
 

@@ -12,6 +12,7 @@ from dm05_schemas.registry import DatasetSpec
 from dm05_schemas.workspace import Workspace
 
 from dm05_prep.console import human_bytes, progress, say, warn
+from dm05_prep.errors import PrepError
 from dm05_prep.extract import Extracted, ExtractOptions, extract
 from dm05_prep.images import PackImages
 from dm05_prep.journal import Journal, partial_folder
@@ -76,6 +77,10 @@ def plan_of(source: Source, workspace: Workspace, spec: DatasetSpec, archive: st
         return plan
     never = threading.Event()
     paths = [source.fetch(part.file, target, progress=lambda count: None, stop=never) for part in parts.parts]
+    doomed = next((path for path in paths if path.resolve().is_relative_to(target.resolve())), None)
+    if doomed:
+        what = "lies in the folder that the dataset is written to and that is replaced"
+        raise PrepError(what, where=doomed, fix="Move the parts elsewhere, and give that folder with --uri")
     return Plan(**{**vars(plan), "paths": paths})
 
 

@@ -8,10 +8,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
+from dm05_schemas.cli import Terminated
+
 
 @contextmanager
 def stop_on_sigterm() -> Iterator[None]:
-    """Within the block, SIGTERM raises KeyboardInterrupt in the main thread; elsewhere nothing changes."""
+    """Within the block, SIGTERM raises Terminated in the main thread; elsewhere nothing changes."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -23,4 +25,4 @@ def stop_on_sigterm() -> Iterator[None]:
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
-    raise KeyboardInterrupt
+    raise Terminated

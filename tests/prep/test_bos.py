@@ -285,7 +285,7 @@ def test_names_that_lead_elsewhere_are_refused(place: Place, monkeypatch: pytest
 def test_a_list_without_end_is_no_loop(place: Place) -> None:
     body = '{"contents": [], "isTruncated": true}'
     place.service.order(faults=[{"kind": "status", "status": 200, "body": body, "match": "^/bucket$", "times": -1}])
-    with pytest.raises(PrepError, match="announces more and holds nothing"):
+    with pytest.raises(PrepError, match="announces more and leads no further"):
         place.open().files()
 
 

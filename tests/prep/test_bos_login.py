@@ -78,7 +78,7 @@ def test_a_file_named_by_the_user_comes_first(home: Path, tmp_path: Path, monkey
     login = find_login(SourceOptions(credentials=path))
     assert login and login.access_key == SECRETS["access"]
     assert find_login(SourceOptions(credentials=path, anonymous=True)) is None
-    with pytest.raises(PrepError, match="has no Ak and Sk"):
+    with pytest.raises(PrepError, match="no such file"):
         find_login(SourceOptions(credentials=tmp_path / "none"))
 
 

@@ -434,3 +434,12 @@ class TestRemote:
         pack = json.loads((tmp_path / "w/data/libero/libero_pi0_all/pack/pack.json").read_text())
         assert [blob["path"] for blob in pack["blobs"]] == ["images-00000.bin"]
         assert not (tmp_path / "w/parts").exists()
+
+
+def test_parts_in_the_folder_that_would_be_replaced_are_kept(tmp_path: Path) -> None:
+    home = tmp_path / "data/libero/libero_pi0_all"
+    write_parts(home, PARTS)
+    before = tree(home)
+    done = dataset(home, tmp_path, "--force")
+    assert done.code == 1 and "Move the parts elsewhere" in done.err
+    assert tree(home) == before

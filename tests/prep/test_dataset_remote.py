@@ -95,3 +95,19 @@ def test_a_dry_run_fetches_nothing(place: Place, tmp_path: Path) -> None:
     assert child.returncode == 0 and "libero.tar" in said
     assert place.service.sent("libero.tar") == 0 and not (tmp_path / "ws").exists()
     assert tree(place.folder)
+
+
+def test_a_dry_run_says_at_least_what_is_taken(place: Place, tmp_path: Path) -> None:
+    """Also of a disk that is too small; sizes in words are rounded, so they are compared in tenths."""
+    said = finish(start(place, tmp_path, "--dry-run"))
+    most = float(said.split("taken at peak: up to ")[1].split(" MiB")[0])
+    done = finish(start(place, tmp_path))
+    assert float(done.split("peak disk ")[1].split(" MiB")[0]) <= most + 0.1
+    tiny = tmp_path / "tiny"
+    tiny.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(tiny)], capture_output=True).returncode:
+        pytest.skip("this user may not mount a small disk")
+    try:
+        assert "perhaps not enough" in finish(start(place, tiny, "--dry-run"))
+    finally:
+        subprocess.run(["umount", str(tiny)], check=True)

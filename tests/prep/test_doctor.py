@@ -126,3 +126,13 @@ def test_half_a_key_pair(world: Any, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_wrong_words() -> None:
     with pytest.raises(UsageError, match="--only bos or --only hf"):
         doctor("--endpoint", "http://127.0.0.1:9")
+
+
+def test_settings_that_cannot_be_read(world: Any, monkeypatch: pytest.MonkeyPatch, quiet_environment: Path) -> None:
+    monkeypatch.delenv("BCE_ACCESS_KEY_ID")
+    monkeypatch.delenv("BCE_SECRET_ACCESS_KEY")
+    (quiet_environment / ".go-bcecli" / "credentials").mkdir(parents=True)
+    code, text = doctor()
+    assert code == 0
+    assert "cannot be read: Is a directory" in line(text, "BOS keys")
+    assert line(text, "bos model").startswith("fail") and line(text, "hf model").startswith("ok")

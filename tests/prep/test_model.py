@@ -152,7 +152,8 @@ def test_signals_end_it_within_a_second_and_it_continues(
     started = time.monotonic()
     _, said = child.communicate(timeout=20)
     assert time.monotonic() - started < 1.0
-    assert child.returncode == 130 and said.splitlines()[-1] == "dm05-prep: interrupted"
+    ends = {signal.SIGINT: (130, "dm05-prep: interrupted"), signal.SIGTERM: (143, "dm05-prep: terminated")}
+    assert (child.returncode, said.splitlines()[-1]) == ends[signal.Signals(number)]
     there = sum(json.loads(state.read_text())["done"])
     assert 0 < there < size
     place.service.order(rate=0, forget=True)
@@ -336,3 +337,16 @@ def test_two_at_once(place: Place, tmp_path: Path) -> None:
     assert second.returncode == 1 and "another run is fetching it" in second.stderr
     first.kill()
     first.wait()
+
+
+def test_a_disk_without_inodes_is_named(place: Place, tmp_path: Path) -> None:
+    tiny = tmp_path / "tiny"
+    tiny.mkdir()
+    options = "size=64m,nr_inodes=6"
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(tiny)], capture_output=True).returncode:
+        pytest.skip("this user may not mount a small disk")
+    try:
+        done = run(*flags(place, tiny))
+        assert done.returncode == 1 and "no inodes left on the disk" in done.stderr
+    finally:
+        subprocess.run(["umount", str(tiny)], check=True)

@@ -37,6 +37,7 @@ def finish(body: str, **options: object) -> subprocess.CompletedProcess[str]:
         ("open('/no/such/file')", 1, "prog: error: /no/such/file: No such file or directory\n"),
         ("open('/dev/full', 'w').write('x' * 9999)", 1, "prog: error: No space left on device\n"),
         ("raise KeyboardInterrupt", 130, "prog: interrupted\n"),
+        ("from dm05_schemas.cli import Terminated; raise Terminated", 143, "prog: terminated\n"),
         ("sys.exit(2)", 2, ""),
         ("raise BrokenPipeError(32, 'Broken pipe')", 1, "prog: error: Broken pipe\n"),
     ],

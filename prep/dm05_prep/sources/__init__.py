@@ -6,11 +6,22 @@ import importlib
 from pathlib import Path
 from typing import Literal, cast
 
+from dm05_schemas.errors import UsageError
+
 from dm05_prep.sources.base import RemoteFile, Source
 from dm05_prep.sources.options import NO_OPTIONS, SourceOptions
 
 SourceName = Literal["bos", "hf", "local"]
 Kind = Literal["dataset", "model"]
+
+# flag of SourceOptions -> the sources that it is for
+APPLIES: dict[str, tuple[SourceName, ...]] = {
+    "revision": ("hf",),
+    "endpoint": ("bos", "hf"),
+    "region": ("bos",),
+    "credentials": ("bos",),
+    "anonymous": ("bos", "hf"),
+}
 
 __all__ = ["Kind", "RemoteFile", "Source", "SourceName", "SourceOptions", "guess_source", "open_source"]
 
@@ -27,12 +38,21 @@ def open_source(
         options: where and as whom; a source of local files has no use for them.
 
     Raises:
-        UsageError: the uri does not fit the source, or is needed and missing.
+        UsageError: the uri or an option does not fit the source, or the uri is needed and missing.
     """
+    _check_options(name, options)
     module = importlib.import_module(f"dm05_prep.sources.{name}")
     if name == "local":
         return cast(Source, module.open_source(uri, kind=kind, jobs=jobs))
     return cast(Source, module.open_source(uri, kind=kind, jobs=jobs, options=options))
+
+
+def _check_options(name: SourceName, options: SourceOptions) -> None:
+    """A flag that would do nothing is no flag to give: whoever gives it expects something else."""
+    for flag, known in APPLIES.items():
+        if getattr(options, flag) != getattr(NO_OPTIONS, flag) and name not in known:
+            what = f"means nothing for --source {name}"
+            raise UsageError(what, where=f"--{flag}", fix=f"Leave it out, or use --source {' or '.join(known)}")
 
 
 def guess_source(uri: str | None) -> SourceName:

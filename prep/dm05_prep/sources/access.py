@@ -13,7 +13,7 @@ from typing import Protocol
 from urllib.parse import quote, urljoin, urlsplit
 
 from dm05_prep.errors import PrepError
-from dm05_prep.sources.addresses import display
+from dm05_prep.sources.addresses import display, proxy_login_error
 from dm05_prep.sources.checks import Checks
 from dm05_prep.sources.connection import Link, Pool, Reply, Request
 from dm05_prep.sources.partfile import Span
@@ -152,9 +152,15 @@ def _judge(access: Access, span: Span, reply: Reply, whole: bool) -> None:
     if status == 206:
         _judge_range(access, span, reply)
     elif status == 200:
+        if _is_web_page(reply) and reply.length != access.size:
+            raise Trouble("a web page came in place of it, perhaps the log-in of a network or proxy")
         if reply.length is not None and reply.length != access.size and not _is_encoded(reply):
             raise Changed(f"the server sends {reply.length} bytes, {access.size} were announced")
-        if _is_encoded(reply) or span.position or not (whole or span.end == access.size):
+        if _is_encoded(reply):
+            raise NoRange(
+                f"the server sends it encoded as {reply.headers['Content-Encoding']!r}, which was not asked for"
+            )
+        if span.position or not (whole or span.end == access.size):
             raise NoRange("the server ignores the range asked for")
         access.check(reply)
     elif status in (412, 416):
@@ -163,6 +169,8 @@ def _judge(access: Access, span: Span, reply: Reply, whole: bool) -> None:
     else:
         after = retry_after(reply.headers)
         body = reply.read()
+        if status == 407:
+            raise proxy_login_error(access.where)
         if status in RETRY_STATUS or status >= 500:
             raise Trouble(describe_status(status), after)
         if 400 <= status < 500:
@@ -181,6 +189,10 @@ def _judge_range(access: Access, span: Span, reply: Reply) -> None:
     if reply.length is not None and reply.length != int(match[2]) - int(match[1]) + 1:
         raise NoRange(f"the server announces {reply.length} bytes for the range {text!r}")
     access.check(reply)
+
+
+def _is_web_page(reply: Reply) -> bool:
+    return reply.headers.get_content_type() == "text/html"
 
 
 def _is_encoded(reply: Reply) -> bool:

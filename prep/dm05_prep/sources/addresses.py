@@ -66,6 +66,11 @@ def netloc(parts: urllib.parse.SplitResult) -> str:
     return f"{host}:{parts.port}" if parts.port and parts.port != default_port(parts.scheme) else host
 
 
+def proxy_login_error(where: str) -> PrepError:
+    """What an answer of 407 means."""
+    return PrepError("the proxy asks for a user and password, or refuses those given", where=where, fix=PROXY_FIX)
+
+
 def default_port(scheme: str) -> int:
     """Of http and https."""
     return 443 if scheme == "https" else 80

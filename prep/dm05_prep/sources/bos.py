@@ -17,7 +17,7 @@ from dm05_schemas.errors import UsageError
 from dm05_prep.console import warn
 from dm05_prep.errors import PrepError
 from dm05_prep.sources.access import Changed, Expired, describe_status
-from dm05_prep.sources.addresses import origin
+from dm05_prep.sources.addresses import origin, proxy_login_error
 from dm05_prep.sources.base import RemoteFile
 from dm05_prep.sources.bos_api import EXPIRED_CODES, BosApi, BosFault, Object, error_code
 from dm05_prep.sources.bos_login import find_endpoint, find_login
@@ -131,8 +131,13 @@ class BosSource:
         what = f"{describe_status(fault.status)}{f' {fault.code}' if fault.code else ''}"
         if fault.request_id:
             what += f", request id {fault.request_id}"
+        if fault.status == 407:
+            return proxy_login_error(where)
         if fault.status == 404:
             return PrepError(f"does not exist ({what})", where=where, fix="Check bucket, key and region")
+        if 300 <= fault.status < 400:
+            what = f"the answer leads elsewhere ({what}); a proxy or the log-in of a network may stand in between"
+            return PrepError(what, where=where, fix=self.network_fix)
         ahead_s = self._transfer.pool.clock_ahead_of(self._endpoint) if self._login else None
         if ahead_s is not None and abs(ahead_s) > CLOCK_TOLERANCE_S:
             what += f"; this machine's clock is {abs(ahead_s) / 60:.0f} minutes {'ahead' if ahead_s > 0 else 'behind'}"

@@ -23,6 +23,7 @@ from dm05_prep.sources.addresses import proxy_for
 from dm05_prep.sources.bos_login import BosLogin
 from dm05_prep.sources.checks import Checks
 from dm05_prep.sources.connection import Pool, Request, connection_failure
+from dm05_prep.sources.numbers import whole_number
 from dm05_prep.sources.retry import RETRY_STATUS, RetryPolicy, Trouble, retry_after
 
 PAGE = 1000
@@ -82,9 +83,9 @@ class BosApi:
             found += [_listed(item) for item in page["contents"]]
             if not page["isTruncated"]:
                 return found
-            marker = page["nextMarker"] or (found[-1].key if found else "")
-            if not page["contents"] or not marker:
-                raise Trouble("a page of the list announces more and holds nothing")
+            last, marker = marker, page["nextMarker"] or (found[-1].key if found else "")
+            if not page["contents"] or marker <= last:
+                raise Trouble("a page of the list announces more and leads no further")
 
     def head(self, key: str) -> Object:
         """Size, ETag and sums of one object; raises like :meth:`list`."""
@@ -94,10 +95,9 @@ class BosApi:
             headers = {name: str(meta[ours]) for ours, name in _SDK_NAMES.items() if meta.get(ours) is not None}
         else:
             headers = self._plain(self.request(key, method="HEAD"))[0]
-        try:
-            size = int(headers["content-length"])
-        except (KeyError, ValueError):
-            raise Trouble("the size of the object is missing from the answer") from None
+        size = whole_number(headers.get("content-length", ""))
+        if size is None:
+            raise Trouble("the size of the object is missing from the answer")
         etag = headers.get("etag", "").strip('"') or None
         return Object(key=key, size=size, etag=etag, checks=_checks(etag, headers))
 
@@ -165,10 +165,8 @@ class BosApi:
         except BceHttpClientError as error:
             cause = error.last_error
         except (BceClientError, ValueError, TypeError) as error:
-            where = f"bos://{self._bucket}"
-            raise PrepError(
-                f"the SDK refuses the request: {error}", where=where, fix="Check address and keys"
-            ) from None
+            what = f"the SDK refuses the request ({type(error).__name__})"  # its text may show a signature
+            raise PrepError(what, where=f"bos://{self._bucket}", fix="Check address and keys") from None
         if isinstance(cause, BceServerError):
             status = cause.status_code or 0
             if status in RETRY_STATUS or status >= 500:
@@ -239,9 +237,12 @@ def _credentials(login: BosLogin) -> Any:
 def _listed(item: Mapping[str, Any]) -> Object:
     try:
         etag = str(item.get("eTag") or "").strip('"') or None
-        return Object(key=str(item["key"]), size=int(item["size"]), etag=etag, checks=_checks(etag, {}))
+        key, size = str(item["key"]), int(item["size"])
     except (KeyError, TypeError, ValueError):
         raise Trouble("an entry of the list has no key and size") from None
+    if size < 0:
+        raise Trouble("an entry of the list has a size below 0")
+    return Object(key=key, size=size, etag=etag, checks=_checks(etag, {}))
 
 
 def _checks(etag: str | None, headers: Mapping[str, str]) -> Checks:
@@ -261,7 +262,8 @@ def _checks(etag: str | None, headers: Mapping[str, str]) -> Checks:
 
 
 def _crc(text: str) -> int | None:
-    return int(text) if text.isdigit() and int(text) < 1 << 32 else None
+    value = whole_number(text)
+    return value if value is not None and value < 1 << 32 else None
 
 
 def _base64_md5(text: str) -> str | None:

@@ -49,13 +49,15 @@ def find_login(options: SourceOptions) -> BosLogin | None:
     """The keys to sign with, None for unsigned requests.
 
     Raises:
-        PrepError: half a pair, or a file that cannot be read.
+        PrepError: half a pair, keys that cannot be sent, or a file that cannot be read.
     """
     if options.anonymous:
         return None
     if options.credentials is not None:
         path = expanded(options.credentials)
         login = _from_file(path)
+        if not path.exists():
+            raise PrepError("no such file", where=path, fix="Give a file as bcecmd writes it with --credentials")
         if login is None:
             raise PrepError("has no Ak and Sk in [Defaults]", where=path, fix="Give a file as bcecmd writes it")
         return login
@@ -67,7 +69,7 @@ def find_login(options: SourceOptions) -> BosLogin | None:
         if access:
             token = next((value for name in _TOKEN_VARIABLES if (value := _variable(name))), None)
             place = f"${access_name}" + (" with a session token" if token else "")
-            return BosLogin(access_key=access, secret_key=secret, token=token, place=place)
+            return _checked(BosLogin(access_key=access, secret_key=secret, token=token, place=place))
     return _from_file(expanded(CREDENTIALS_FILE))
 
 
@@ -130,7 +132,16 @@ def _from_file(path: Path) -> BosLogin | None:
         raise PrepError(f"has {'Ak' if access else 'Sk'} alone", where=path, fix="bcecmd -c writes both")
     token = values.get("sts") or None
     place = f"{path}" + (" with Sts" if token else "")
-    return BosLogin(access_key=access, secret_key=secret, token=token, place=place)
+    return _checked(BosLogin(access_key=access, secret_key=secret, token=token, place=place))
+
+
+def _checked(login: BosLogin) -> BosLogin:
+    """Keys that a header cannot hold are refused here: whatever refuses them later would show them."""
+    for text in (login.access_key, login.secret_key, login.token or ""):
+        if not text.isascii() or not text.isprintable() or " " in text:
+            what = "holds no keys: blanks or strange characters in one of them"
+            raise PrepError(what, where=login.place, fix="Set them again, or unset them")
+    return login
 
 
 def _configured_endpoint(path: Path) -> str | None:
@@ -151,6 +162,8 @@ def _read_ini(path: Path) -> dict[str, dict[str, str]]:
         parser.read_string(path.read_text(encoding="utf-8-sig"))
     except FileNotFoundError:
         return {}
+    except OSError as error:
+        raise PrepError(f"cannot be read: {error.strerror}", where=path, fix="Give a readable file, or none") from None
     except (configparser.Error, UnicodeDecodeError):
         raise PrepError("cannot be read as INI text", where=path, fix="bcecmd -c writes it anew") from None
     return {

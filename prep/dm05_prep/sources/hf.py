@@ -25,6 +25,7 @@ from dm05_prep.sources.helper import HELPER_MIN_BYTES, HelperFailed, run_helper
 from dm05_prep.sources.hf_api import HubFile, Repository
 from dm05_prep.sources.hf_settings import OFFICIAL_HOSTS, find_settings
 from dm05_prep.sources.names import check_name
+from dm05_prep.sources.numbers import whole_number
 from dm05_prep.sources.options import NO_OPTIONS, SourceOptions
 from dm05_prep.sources.retry import RetryPolicy
 from dm05_prep.sources.streams import Report
@@ -90,7 +91,7 @@ class HubSource:
     def fetch(self, file: RemoteFile, target: Path, *, progress: Callable[[int], None], stop: threading.Event) -> Path:
         """See :meth:`dm05_prep.sources.base.Source.fetch`."""
         listed, report = self.lookup(file.name), Report(progress)
-        access = _HubAccess(self, listed)
+        access = _HubAccess(self, listed, stop)
         if not target.exists() and not target.with_name(target.name + ".part.json").exists():
             if self._copy_from_cache(access, listed, target, report.attempt(), stop):
                 return target
@@ -105,27 +106,35 @@ class HubSource:
         """Have the first byte of ``file``; raises PrepError."""
         return self._transfer.probe(_HubAccess(self, self.lookup(file.name)))
 
-    def lookup(self, name: str, *, again: bool = False) -> HubFile:
-        """The file ``name`` of the commit; ``again`` asks the hub anew.
+    def lookup(self, name: str, *, again: bool = False, stop: threading.Event | None = None) -> HubFile:
+        """The file ``name`` of the commit; ``again`` asks the hub anew, until ``stop`` is set.
 
         Raises:
             PrepError: there is none.
         """
         with self._lock:
             if again or not self._listed:
-                self._list()
+                self._list(stop)
             if name not in self._listed:
                 where = f"{self.repository.name}@{self.commit}/{name}"
                 raise PrepError("no such file", where=where, fix=f"See {self.repository.page}/tree/main")
             return self._listed[name]
 
-    def _list(self) -> None:
+    def refused(self, reply: Reply, at: str) -> PrepError:
+        """What a 4xx of the hub to a request for a file means."""
+        code = reply.headers.get("X-Error-Code")
+        if code == "RevisionNotFound":  # the commit was there when the files were listed
+            what = f"the hub does not have this commit any more ({describe_status(reply.status)}, {code})"
+            return PrepError(what, where=at, fix="Run the same command again: it takes the newest commit")
+        return self.repository.refused(reply.status, code, at)
+
+    def _list(self, stop: threading.Event | None = None) -> None:
         repository, policy = self.repository, self._transfer.policy
         if repository.settings.offline:
             self.commit, found = self._cached_tree()
         else:
-            self.commit = repository.commit(self._revision, policy)
-            found = repository.tree(self.commit, policy)
+            self.commit = repository.commit(self._revision, policy, stop)
+            found = repository.tree(self.commit, policy, stop)
         self._listed = {check_name(file.name, f"{repository.name}/{file.name}"): file for file in found}
 
     def _cache_folder(self) -> Path:
@@ -193,8 +202,8 @@ class HubSource:
 class _HubAccess:
     """See :class:`dm05_prep.sources.access.Access`."""
 
-    def __init__(self, source: HubSource, file: HubFile) -> None:
-        self._source, self._name = source, file.name
+    def __init__(self, source: HubSource, file: HubFile, stop: threading.Event | None = None) -> None:
+        self._source, self._name, self._stop = source, file.name, stop
         self._location: str | None = None
         self.network_fix = source.repository.network_fix
         self._take(file)
@@ -207,8 +216,9 @@ class _HubAccess:
         return Request(url=url, headers=self._login(url))
 
     def moved(self, reply: Reply, location: str) -> Mapping[str, str]:
-        size, etag = reply.headers.get("X-Linked-Size", ""), _plain_etag(reply.headers.get("X-Linked-Etag"))
-        if (size.isdigit() and int(size) != self.size) or (self.checks.sha256 and etag and etag != self.checks.sha256):
+        size = whole_number(reply.headers.get("X-Linked-Size", ""))
+        etag = _plain_etag(reply.headers.get("X-Linked-Etag"))
+        if size not in (None, self.size) or (self.checks.sha256 and etag and etag != self.checks.sha256):
             raise Changed("the hub points to another file than its list")
         if self._is_hub(location):
             return self._login(location)
@@ -222,16 +232,19 @@ class _HubAccess:
 
     def refused(self, reply: Reply, body: bytes) -> Exception:
         if self._is_hub(reply.url):
-            return self._source.repository.refused(reply.status, reply.headers.get("X-Error-Code"), self.where)
+            return self._source.refused(reply, self.where)
         what = f"{display(reply.url)} refuses the address that the hub signed ({describe_status(reply.status)})"
-        return Expired(reply.url, PrepError(what, where=self.where, fix="Check the system clock, then run it again"))
+        fix = "The storage does not have it: try another endpoint, or later"
+        if reply.status != 404:
+            fix = "Check the system clock, then run it again"
+        return Expired(reply.url, PrepError(what, where=self.where, fix=fix))
 
     def renew(self, url: str) -> None:
         self._location = None
 
     def refresh(self) -> None:
         self._location = None
-        self._take(self._source.lookup(self._name, again=True))
+        self._take(self._source.lookup(self._name, again=True, stop=self._stop))
 
     def _take(self, file: HubFile) -> None:
         self.size, self.etag = file.size, file.sha256 or file.git_sha1

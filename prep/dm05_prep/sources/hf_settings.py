@@ -19,7 +19,9 @@ from urllib.parse import urlsplit
 from dm05_schemas.errors import UsageError
 from dm05_schemas.files import cache_home, expanded
 
+from dm05_prep.sources.numbers import whole_number
 from dm05_prep.sources.options import SourceOptions
+from dm05_prep.sources.retry import DAY_S
 
 OFFICIAL_ENDPOINT = "https://huggingface.co"
 OFFICIAL_HOSTS = frozenset({"huggingface.co", "hf.co"})
@@ -54,7 +56,7 @@ def find_settings(options: SourceOptions) -> HubSettings:
     """The settings of the environment, with ``options`` before them.
 
     Raises:
-        UsageError: an endpoint that is no address.
+        UsageError: an endpoint that is no address, a timeout that is no number.
     """
     place = "--endpoint" if options.endpoint else "$HF_ENDPOINT"
     endpoint = _endpoint(options.endpoint or _text("HF_ENDPOINT") or OFFICIAL_ENDPOINT, place)
@@ -62,7 +64,7 @@ def find_settings(options: SourceOptions) -> HubSettings:
     token, token_place = (None, "no token") if options.anonymous else _token(home)
     mirror = urlsplit(endpoint).hostname not in OFFICIAL_HOSTS
     xet_choice = _text("HF_HUB_DISABLE_XET")
-    timeout = _text("HF_HUB_DOWNLOAD_TIMEOUT")
+    timeout_s, _ = _whole_seconds("HF_HUB_DOWNLOAD_TIMEOUT"), _whole_seconds("HF_HUB_ETAG_TIMEOUT")
     return HubSettings(
         endpoint=endpoint,
         token=token,
@@ -72,7 +74,7 @@ def find_settings(options: SourceOptions) -> HubSettings:
         hf_transfer=_is_on("HF_HUB_ENABLE_HF_TRANSFER"),
         xet=not _is_on("HF_HUB_DISABLE_XET")
         and (bool(xet_choice) or (_is_on("HF_XET_HIGH_PERFORMANCE") and not mirror)),
-        timeout_s=float(timeout) if timeout.isdigit() and int(timeout) > 0 else None,
+        timeout_s=timeout_s,
     )
 
 
@@ -109,6 +111,15 @@ def _checked(token: str, place: str) -> tuple[str, str]:
 
 def _text(name: str) -> str:
     return os.environ.get(name, "").strip()
+
+
+def _whole_seconds(name: str) -> float | None:
+    """The number of a variable that the hub's library reads as well, and would stumble over; None for none and 0."""
+    text = _text(name)
+    seconds = whole_number(text)
+    if text and (seconds is None or seconds > DAY_S):
+        raise UsageError(f"is {text!r}, not a number of seconds", where=f"${name}", fix="Correct or unset it")
+    return float(seconds) if seconds else None
 
 
 def _folder(name: str) -> Path | None:

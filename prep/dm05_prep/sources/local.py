@@ -57,7 +57,7 @@ class LocalSource:
 def open_source(uri: str | None, *, kind: str, jobs: int) -> LocalSource:
     """The folder ``uri``; there is no default."""
     if not uri:
-        raise UsageError("--source local needs --uri", fix="Give the folder of the parts with --uri")
+        raise UsageError("--source local needs --uri", fix="Give the folder with --uri")
     return LocalSource(expanded(uri.removeprefix("file://")).absolute())
 
 

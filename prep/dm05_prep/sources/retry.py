@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import email.utils
-import os
 import random
 import re
 import threading
@@ -11,14 +10,15 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from email.message import Message
-from typing import TypeVar
-
-from dm05_schemas.errors import UsageError
+from typing import Generic, TypeVar
 
 from dm05_prep.console import warn
 from dm05_prep.errors import PrepError
+from dm05_prep.sources.numbers import environment_number, whole_number
 
 LONGEST_WAIT_S = 3600.0
+DAY_S = 86400.0
+_LOOK_S = 0.05
 _RATE_LIMIT_RESET = re.compile(r";\s*t=(\d+)")
 T = TypeVar("T")
 RETRY_STATUS = frozenset({408, 429, 500, 502, 503, 504})
@@ -60,9 +60,9 @@ class RetryPolicy:
     def from_environment(cls, stall_s: float | None = None) -> RetryPolicy:
         """The defaults, with $DM05_PREP_RETRY_TRIES, $DM05_PREP_RETRY_PAUSE_S and $DM05_PREP_STALL_S in their place."""
         return cls(
-            tries=max(1, int(_number("DM05_PREP_RETRY_TRIES", cls.tries))),
-            first_pause_s=_number("DM05_PREP_RETRY_PAUSE_S", cls.first_pause_s),
-            stall_s=_number("DM05_PREP_STALL_S", stall_s or cls.stall_s),
+            tries=int(environment_number("DM05_PREP_RETRY_TRIES", cls.tries, least=1, most=1e6)),
+            first_pause_s=environment_number("DM05_PREP_RETRY_PAUSE_S", cls.first_pause_s, least=0, most=DAY_S),
+            stall_s=environment_number("DM05_PREP_STALL_S", stall_s or cls.stall_s, least=0.01, most=DAY_S),
         )
 
 
@@ -93,7 +93,8 @@ class Backoff:
             doubled = self._policy.first_pause_s * 2.0 ** (self._failures - 1)
             pause = min(doubled, self._policy.longest_pause_s) * random.uniform(0.75, 1.25)
         elif pause > LONGEST_WAIT_S:
-            what = f"{trouble.reason}; the server asks to wait {pause / 3600:.1f} hours"
+            wait = f"{pause / 3600:.1f} hours" if pause < 10 * DAY_S else "for more than ten days"
+            what = f"{trouble.reason}; the server asks to wait {wait}"
             raise PrepError(what, where=where, fix="Run the same command again then, it continues") from None
         if pause >= 5:
             number = f"try {self._failures + 1} of {self._policy.tries}"
@@ -102,29 +103,45 @@ class Backoff:
             raise Stopped
 
 
+class Background(Generic[T]):
+    """A call in a thread of its own, that whoever waits for it may leave behind: it must change nothing of ours."""
+
+    def __init__(self, call: Callable[[], T]) -> None:
+        self._call = call
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def result(self, stop: threading.Event | None = None) -> T:
+        """What the call returned or raised; Stopped as soon as ``stop`` is set."""
+        while self._thread.is_alive():
+            if stop and stop.is_set():
+                raise Stopped
+            self._thread.join(_LOOK_S)
+        if self._failure is not None:
+            raise self._failure
+        return self._value
+
+    def _run(self) -> None:
+        self._failure: BaseException | None = None
+        try:
+            self._value = self._call()
+        except BaseException as failure:
+            self._failure = failure
+
+
 def retry_after(headers: Mapping[str, str] | Message) -> float | None:
     """Seconds that ``Retry-After`` (a number or a date) or the hub's ``RateLimit`` ask for; None if neither does."""
     text = (headers.get("Retry-After") or "").strip()
     reset = _RATE_LIMIT_RESET.search(headers.get("RateLimit") or "")
     if not text and reset:
         text = reset[1]
-    if text.isdigit():
-        return float(text)
+    seconds = whole_number(text)
+    if seconds is not None:
+        return float(seconds)
     try:
         return max(0.0, email.utils.parsedate_to_datetime(text).timestamp() - time.time())
     except (TypeError, ValueError, OverflowError):
         return None
-
-
-def _number(name: str, default: float) -> float:
-    text = os.environ.get(name, "")
-    try:
-        value = float(text) if text else default
-    except ValueError:
-        value = -1.0
-    if not 0 <= value < float("inf"):
-        raise UsageError(f"is {text!r}, not a number of at least 0", where=f"${name}", fix="Correct or unset it")
-    return value
 
 
 def persist(
@@ -136,10 +153,13 @@ def persist(
     stop: threading.Event | None = None,
     notify: Callable[[str], None] = warn,
 ) -> T:
-    """What ``call`` returns, called again after a pause as long as it raises Trouble; see :meth:`Backoff.pause`."""
+    """What ``call`` returns, called again after a pause as long as it raises Trouble; see :meth:`Backoff.pause`.
+
+    When ``stop`` is set, this raises Stopped at once, also while ``call`` waits for an answer.
+    """
     backoff = Backoff(policy, stop or threading.Event(), notify)
     while True:
         try:
-            return call()
+            return Background(call).result(stop) if stop else call()
         except Trouble as trouble:
             backoff.pause(trouble, where, fix)
