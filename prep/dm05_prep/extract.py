@@ -260,7 +260,7 @@ class _Run:
         self._on_progress(self._parts.size, self._ledger.files)
 
     def _open_part(self, index: int) -> Path:
-        self._checksums.before(index - 1)  # the sum of the part just read may take a little longer than the reading
+        self._checksums.before(index)
         copied = self._source.owns_parts and not self._options.keep_parts
         if copied and self._reader and self._reader.restartable:
             self._save(self._last, wait=True)  # lets go of the part before, but for the member at hand
