@@ -32,13 +32,12 @@ from dm05_prep.lock import WorkspaceLock
 from dm05_prep.norm_stats import StatsResult, compute
 from dm05_prep.pack import PackResult
 from dm05_prep.pack_stage import images_of, make_pack
+from dm05_prep.prefetch import held_at_most
 from dm05_prep.reassemble import Plan, plan_of, reassemble
 from dm05_prep.room import room_at
 from dm05_prep.sources import SourceName, guess_source, open_source
 from dm05_prep.sources.options import NO_OPTIONS, SourceOptions
 from dm05_prep.summary import Summary, next_lines
-
-AHEAD_BYTES = 64 << 20  # what may arrive of the next part before the reader has given back as much of this one
 
 Layout = Literal["jsonl", "pack", "both"]
 
@@ -176,7 +175,7 @@ def describe(workspace: Workspace, spec: DatasetSpec, request: Request) -> list[
     lines += [f"           {part.name}  {human_bytes(part.file.size)}" for part in plan.parts.parts]
     held = 0
     if source.owns_parts:
-        held = min(plan.parts.size, plan.parts.largest + min(plan.parts.largest, AHEAD_BYTES))
+        held = held_at_most(plan.parts)
         held = plan.parts.size if request.keep_parts else held
         kept = "all of them, kept" if request.keep_parts else "at most one at a time and the start of the next"
         lines.append(f"download   {human_bytes(plan.parts.size)} to {plan.parts_folder}, {kept}")

@@ -25,6 +25,12 @@ from dm05_prep.sources.base import Source
 
 READING = ".reading"
 _PAGE = 1 << 16
+_AHEAD_BYTES = 64 << 20  # of a part, until its source heeds a ``progress`` that blocks
+
+
+def held_at_most(parts: PartSet) -> int:
+    """Bytes that parts take at once while they are not kept: the largest, and what comes of the next before room is."""
+    return min(parts.size, parts.largest + min(parts.largest, _AHEAD_BYTES))
 
 
 class Fetcher:

@@ -17,6 +17,7 @@ from dm05_prep.extract import Extracted, ExtractOptions, extract
 from dm05_prep.images import PackImages
 from dm05_prep.journal import Journal, partial_folder
 from dm05_prep.parts import PartSet, order_parts
+from dm05_prep.prefetch import held_at_most
 from dm05_prep.preflight import check_parts, check_room, measure
 from dm05_prep.room import Room
 from dm05_prep.sources.base import Source
@@ -132,7 +133,7 @@ def _check_room(plan: Plan, keep_parts: bool) -> None:
     copied = 0
     if plan.source.owns_parts:
         all_at_once = keep_parts or plan.parts.kind != "tar"
-        copied = plan.parts.size - plan.resume_at if all_at_once else plan.parts.largest
+        copied = plan.parts.size - plan.resume_at if all_at_once else held_at_most(plan.parts)
     counted: Callable[[], Room] | None = None
     paths = plan.paths
     if paths and plan.parts.kind == "tar":

@@ -229,9 +229,32 @@ def test_an_object_replaced_on_the_way_is_fetched_anew(place: Place, target: Pat
     place.put(random_bytes(SIZE))
     new = random_bytes(size)
     place.service.order(rate=2_000_000)
-    fetch(place.open(jobs=2), target, progress=Swapping(place, new))
+    kind = "model" if place.kind == "bos" else "dataset"  # of a bucket, each file of a model is taken as it is
+    fetch(place.open(jobs=2, kind=kind), target, progress=Swapping(place, new))
     assert target.read_bytes() == new
     assert leftovers(target) == []
+
+
+@pytest.mark.parametrize("any_place", ["bos", "anonymous"], indirect=True)
+@pytest.mark.parametrize("when", ["on the way", "before its turn"])
+def test_a_part_replaced_since_the_listing_is_not_mixed_with_the_others(
+    any_place: Place, target: Path, when: str
+) -> None:
+    """Of parts of two versions no dataset is made. (A hub is asked for one commit.)"""
+    place = any_place
+    place.put(random_bytes(SIZE))
+    source = place.open(jobs=2)
+    file = source.files()[0]
+    swapping = Swapping(place, random_bytes(SIZE))
+    if when == "on the way":
+        place.service.order(rate=2_000_000)
+    else:
+        swapping(0)
+    with pytest.raises(PrepError, match=r"was replaced since the run began.*Run the same command again"):
+        source.fetch(file, target, progress=swapping, stop=threading.Event())
+    assert not target.exists()
+    fetch(place.open(), target)
+    assert target.read_bytes() == (place.folder / PART).read_bytes()
 
 
 def test_another_version_never_continues_a_part(place: Place, target: Path) -> None:

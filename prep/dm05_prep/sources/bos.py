@@ -104,7 +104,9 @@ class BosSource:
 
     def fetch(self, file: RemoteFile, target: Path, *, progress: Callable[[int], None], stop: threading.Event) -> Path:
         """See :meth:`dm05_prep.sources.base.Source.fetch`."""
-        access = _BosAccess(self, self._prefix + file.name, stop)
+        # Parts of two versions make an archive that nobody wrote.
+        listed = file.etag if self._kind == "dataset" else None
+        access = _BosAccess(self, self._prefix + file.name, stop, listed)
         access.refresh()
         return self._transfer.fetch(access, target, progress=progress, stop=stop, durable=self._kind == "model")
 
@@ -201,8 +203,9 @@ class BosSource:
 class _BosAccess:
     """See :class:`dm05_prep.sources.access.Access`."""
 
-    def __init__(self, source: BosSource, key: str, stop: threading.Event) -> None:
-        self._source, self._key, self._stop = source, key, stop
+    def __init__(self, source: BosSource, key: str, stop: threading.Event, listed: str | None = None) -> None:
+        """``listed``: the ETag that the object has to keep."""
+        self._source, self._key, self._stop, self._listed = source, key, stop, listed
         self.where, self.network_fix = f"bos://{source.bucket}/{key}", source.network_fix
         self.size, self.checks = 0, Checks()
         self.etag: str | None = None
@@ -229,4 +232,9 @@ class _BosAccess:
 
     def refresh(self) -> None:
         item = self._source.head(self._key, self._stop)
+        if self._listed and item.etag != self._listed:
+            what = f"was replaced since the run began: its ETag is {item.etag}, it was {self._listed}"
+            raise PrepError(
+                what, where=self.where, fix="Run the same command again: it takes all parts as they are then"
+            )
         self.size, self.checks, self.etag = item.size, item.checks, item.etag
