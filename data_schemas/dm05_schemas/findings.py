@@ -15,7 +15,7 @@ _FETCH = "Extract it again with dm05-prep dataset"
 _INDEX = "dm05-prep index (or validate --fix) writes it"
 _REBUILD = "dm05-prep index --rebuild writes it"
 _STATS = "Run dm05-prep norm-stats again"
-_PACK = "Run dm05-prep pack --force"
+_PACK = "Run dm05-prep pack --force, or where images lie in the pack alone: dm05-prep dataset --layout pack --force"
 
 
 class Kind(NamedTuple):

@@ -29,10 +29,12 @@ from dm05_prep.index import IndexResult, build_index
 from dm05_prep.index_scan import Counted
 from dm05_prep.journal import Record, remove_partial, was_published
 from dm05_prep.lock import WorkspaceLock
+from dm05_prep.model import arrived
 from dm05_prep.norm_stats import StatsResult, compute
 from dm05_prep.pack import PackResult
 from dm05_prep.pack_stage import images_of, make_pack
-from dm05_prep.prefetch import held_at_most
+from dm05_prep.parts import Part
+from dm05_prep.prefetch import READING, held_at_most
 from dm05_prep.reassemble import Plan, plan_of, reassemble
 from dm05_prep.room import room_at
 from dm05_prep.sources import SourceName, guess_source, open_source
@@ -160,6 +162,20 @@ def _known(extracted: Extracted | None, workspace: Workspace, spec: DatasetSpec)
     return {folder / path.removeprefix(prefix): found for path, found in counted.items() if path.startswith(prefix)}
 
 
+def _peak_bytes(done: Prepared, request: Request) -> int:
+    """Most disk space that this run took: extracted files, parts that were copied, and images copied to a pack."""
+    if not done.extracted:
+        return 0
+    record = done.extracted.record
+    parts = done.extracted.peak_part_bytes
+    if request.keep_parts and request.source != "local":
+        parts = record.archive_bytes
+    if record.mode == "parts":  # images stay where they are; what else was written is small
+        return parts
+    packed = done.pack.image_bytes if done.pack and done.pack.computed and record.mode == "files" else 0
+    return max(record.bytes + parts, record.bytes + packed + (parts if request.keep_parts else 0))
+
+
 def describe(workspace: Workspace, spec: DatasetSpec, request: Request) -> list[str]:
     """What :func:`prepare` would do, a line a stage; looks at the source, writes nothing."""
     target = spec.root(workspace)
@@ -178,7 +194,10 @@ def describe(workspace: Workspace, spec: DatasetSpec, request: Request) -> list[
         held = held_at_most(plan.parts)
         held = plan.parts.size if request.keep_parts else held
         kept = "all of them, kept" if request.keep_parts else "at most one at a time and the start of the next"
-        lines.append(f"download   {human_bytes(plan.parts.size)} to {plan.parts_folder}, {kept}")
+        needed = [part for part in plan.parts.parts if request.force or part.end > plan.resume_at]
+        size, here = sum(part.file.size for part in needed), sum(_bytes_here(plan, part) for part in needed)
+        there = f"{human_bytes(here)} of it are there, " if here else ""
+        lines.append(f"download   {human_bytes(size)} to {plan.parts_folder}, {there}{kept}")
     begun = f", going on at {human_bytes(plan.resume_at)}" if plan.resume_at and not request.force else ""
     lines.append(f"extract    {spec.name} to {target}{begun}")
     left = held + plan.parts.size - plan.resume_at
@@ -187,6 +206,14 @@ def describe(workspace: Workspace, spec: DatasetSpec, request: Request) -> list[
     if left > (free := room_at(target).bytes):
         lines.append(f"           perhaps not enough: up to {human_bytes(left - free)} are missing")
     return [*lines, f"then       {then}"]
+
+
+def _bytes_here(plan: Plan, part: Part) -> int:
+    """How much of a part that has to be copied is on this machine already."""
+    path = plan.parts_folder / part.name
+    if path.is_file() or path.with_name(path.name + READING).is_file():
+        return part.file.size
+    return arrived(path.with_name(path.name + ".part.json"))
 
 
 @contextlib.contextmanager
@@ -225,7 +252,7 @@ class DatasetCommand:
     """Where from: Baidu BOS, the Hugging Face hub or a local folder (default: what --uri looks like, else bos)."""
     uri: str | None = None
     """bos://bucket/prefix/, a hub repository, or a folder with parts (default: the released LIBERO)."""
-    subset: str = "libero_pi0_all"
+    subset: Annotated[str, tyro.conf.arg(aliases=["--dataset-name"])] = "libero_pi0_all"
     """Name of the dataset to lay out (dm05-prep datasets lists them)."""
     archive: str | None = None
     """Which archive to read, where the source holds several."""
@@ -283,7 +310,7 @@ class DatasetCommand:
             frames=done.index.frames,
             files=extracted.record.files if extracted else 0,
             bytes=extracted.record.bytes if extracted else 0,
-            peak_bytes=extracted.record.bytes + extracted.peak_part_bytes if extracted else 0,
+            peak_bytes=_peak_bytes(done, request),
             seconds=time.monotonic() - started,
             did_something=done.did_something,
         )

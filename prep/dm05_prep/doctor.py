@@ -6,6 +6,7 @@ Every source is asked for the very list that a fetch would need, and for the fir
 from __future__ import annotations
 
 import platform
+import shlex
 import urllib.request
 from dataclasses import dataclass
 from functools import partial
@@ -71,6 +72,8 @@ class DoctorCommand:
     """Seconds to wait for an answer."""
     workspace: Path | None = None
     """Workspace folder (default: $WORKSPACE_DIR, else the current folder)."""
+    quiet: bool = False
+    """No lines but those of failures."""
     access: Annotated[SourceOptions, tyro.conf.OmitArgPrefixes] = NO_OPTIONS
 
     def run(self) -> int:
@@ -88,18 +91,22 @@ class DoctorCommand:
         places = [place.result() for place in waiting]
         findings += [*places, check_clock(sources, self.access, self.timeout)]
         for finding in findings:
-            say(finding.line())
-        return conclude(pairs, places)
+            say(finding.line(), self.quiet and finding.state != "fail")
+        place = f" --workspace {shlex.quote(str(self.workspace))}" if self.workspace else ""
+        return conclude(pairs, places, place, quiet=self.quiet)
 
 
-def conclude(pairs: list[tuple[str, Kind]], places: list[Finding]) -> int:
-    """Say what works; the exit code."""
+def conclude(pairs: list[tuple[str, Kind]], places: list[Finding], place: str = "", *, quiet: bool = False) -> int:
+    """Say what works, with ``place`` after each command; the exit code."""
     works = {pair for pair, place in zip(pairs, places, strict=True) if place.state == "ok"}
     for kind in ("dataset", "model"):
         commands = [
-            f"dm05-prep {kind} --source {source}" for source, what in pairs if what == kind and (source, what) in works
+            f"dm05-prep {kind} --source {source}{place}"
+            for source, what in pairs
+            if what == kind and (source, what) in works
         ]
-        say(f"{'works' if commands else 'none'} {kind:<14} {' | '.join(commands) or 'cannot be fetched from here'}")
+        text = " | ".join(commands) or "cannot be fetched from here"
+        say(f"{'works' if commands else 'none':<5} {kind:<14} {text}", quiet and bool(commands))
     return 0 if {kind for _, kind in works} == {"dataset", "model"} else 1
 
 

@@ -138,7 +138,7 @@ def plan_files(source: Source, folder: Path, *, force: bool) -> list[FilePlan]:
         target = folder / file.name
         needed = not _is_current(file, target, record.get(file.name), force)
         part = target.with_name(target.name + ".part.json")
-        plans.append(FilePlan(file=file, target=target, needed=needed, bytes_there=_arrived(part) if needed else 0))
+        plans.append(FilePlan(file=file, target=target, needed=needed, bytes_there=arrived(part) if needed else 0))
     return plans
 
 
@@ -254,7 +254,8 @@ def _version(file: RemoteFile) -> str:
     return known or f"mtime {Path(file.url_hint).stat().st_mtime_ns}"
 
 
-def _arrived(state: Path) -> int:
+def arrived(state: Path) -> int:
+    """How many bytes of a file have arrived, as the ``NAME.part.json`` beside its ``NAME.part`` counts them."""
     try:
         return sum(int(count) for count in json.loads(state.read_bytes())["done"])
     except (OSError, ValueError, KeyError, TypeError):

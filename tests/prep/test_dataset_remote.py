@@ -111,3 +111,22 @@ def test_a_dry_run_says_at_least_what_is_taken(place: Place, tmp_path: Path) -> 
         assert "perhaps not enough" in finish(start(place, tiny, "--dry-run"))
     finally:
         subprocess.run(["umount", str(tiny)], check=True)
+
+
+def test_a_dry_run_counts_what_has_arrived(place: Place, tmp_path: Path) -> None:
+    place.service.order(rate=1_500_000)
+    child = start(place, tmp_path, "--keep-parts")
+    while child.poll() is None and place.service.sent("libero.tar") < 2 * PART_BYTES:
+        time.sleep(0.02)
+    child.send_signal(signal.SIGTERM)
+    finish(child)
+    place.service.order(rate=0)
+    assert " of it are there, all of them, kept" in finish(start(place, tmp_path, "--keep-parts", "--dry-run"))
+
+
+def test_the_peak_counts_kept_parts_and_a_pack(place: Place, tmp_path: Path) -> None:
+    words = ("--keep-parts", "--layout", "both", "--dataset-name", "libero_pi0_all")
+    done = finish(start(place, tmp_path, *words))
+    taken = sum(path.stat().st_size for path in tmp_path.rglob("*") if path.suffix in (".jpg", ".jsonl", ".bin"))
+    taken += sum(path.stat().st_size for path in (tmp_path / "parts").rglob("*.part-*"))
+    assert float(done.split("peak disk ")[1].split(" MiB")[0]) == pytest.approx(taken / (1 << 20), abs=0.06)

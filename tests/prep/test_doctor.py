@@ -63,7 +63,10 @@ def test_all_is_well(world: Any, tmp_path: Path) -> None:
     for subject in ("bos dataset", "bos model", "hf dataset", "hf model", "clock", "BOS keys", "hub settings", "proxy"):
         assert line(text, subject).startswith("ok"), text
     assert "bytes come from localhost" in line(text, "hf model"), "the storage host was asked for a byte"
-    assert "dm05-prep dataset --source bos | dm05-prep dataset --source hf" in line(text, "dataset")
+    place = f"--workspace {tmp_path}"
+    for kind in ("dataset", "model"):
+        words = f"dm05-prep {kind} --source bos {place} | dm05-prep {kind} --source hf {place}"
+        assert words in line(text, kind)
     assert "from $BCE_ACCESS_KEY_ID" in line(text, "BOS keys") and "token from $HF_TOKEN" in line(text, "hub settings")
     assert [path.name for path in tmp_path.iterdir()] == ["home"], "it writes nothing"
 
@@ -121,6 +124,13 @@ def test_half_a_key_pair(world: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     code, text = doctor()
     assert code == 0 and "half of the key pair is missing" in line(text, "BOS keys")
     assert line(text, "bos model").startswith("fail")
+
+
+def test_quiet_says_failures_alone(world: tuple[Service, Service], monkeypatch: pytest.MonkeyPatch) -> None:
+    assert doctor("--quiet") == (0, "")
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    code, text = doctor("--quiet", "--only", "hf")
+    assert code == 1 and {line.split()[0] for line in text.splitlines()} == {"fail", "none"}
 
 
 def test_wrong_words() -> None:

@@ -6,6 +6,7 @@ import base64
 import io
 import json
 import re
+import shutil
 from collections.abc import Sequence
 from html.parser import HTMLParser
 from pathlib import Path
@@ -14,6 +15,7 @@ import numpy as np
 import pytest
 from dm05_prep.index import build_index
 from dm05_prep.norm_stats import compute
+from dm05_prep.pack import build_pack
 from dm05_prep.report import ReportCommand, charts, write_report
 from dm05_prep.report.dims import measure
 from dm05_prep.report.facts import Facts, gather
@@ -356,3 +358,25 @@ def test_flags_that_cannot_be(workspace: Workspace, tmp_path: Path) -> None:
         with pytest.raises(UsageError) as caught:
             command.run()
         assert str(caught.value) == message
+
+
+@pytest.mark.parametrize("damaged", [False, True])
+def test_pictures_come_from_the_pack_where_there_is_no_image_folder(workspace: Workspace, damaged: bool) -> None:
+    spec = make_spec()
+    lengths = [12, 15]
+    write_vectors(workspace, spec, random_episodes(0, lengths, spec))
+    write_images(workspace, spec, lengths)
+    build_index(workspace, spec)
+    compute(workspace, spec, 10, "absolute")
+    write_report(workspace, spec, workspace.root / "files.html")
+    pack = build_pack(workspace, spec).folder
+    shutil.rmtree(spec.images(workspace))
+    if damaged:
+        (pack / "images-00000.bin").unlink()
+    result = write_report(workspace, spec, workspace.root / "packed.html")
+    shown = [picture.tobytes() for picture in pictures(read(result.path))]
+    if damaged:
+        assert [found.kind for found in result.checks.findings] == ["pack-broken"] and not shown
+    else:
+        assert result.checks.findings == ()
+        assert shown == [picture.tobytes() for picture in pictures(read(workspace.root / "files.html"))]

@@ -186,3 +186,11 @@ def test_a_wrong_value_offers_no_flag_instead_of_itself() -> None:
     assert "Did you mean" not in str(caught.value)
     done = dm05_train("--trainer-config.save-total-limit", "0")
     assert done.returncode == 2 and "last good one" in done.stderr and "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("words", [[], ["--help"], ["memory"]])
+def test_packages_of_training_that_are_not_installed(words: list[str]) -> None:
+    body = "import sys; sys.modules['torch'] = None; from dm05_train.cli import main; main()"
+    done = subprocess.run([sys.executable, "-c", body, *words], capture_output=True, text=True)
+    line = "dm05-train: error: training needs torch, which is not installed. Run pip install -e '.[train]'\n"
+    assert (done.returncode, done.stderr) == (1, line)

@@ -14,6 +14,7 @@ from dm05_schemas.errors import UsageError
 from dm05_schemas.flags import parse_flags
 
 from dm05_train.config import TrainConfig
+from dm05_train.errors import TrainError
 
 T = TypeVar("T")
 
@@ -83,9 +84,21 @@ def dispatch() -> int:
     return train(arguments)
 
 
+def installed() -> int:
+    """:func:`dispatch`; TrainError where the packages of training are not installed, as on a download box."""
+    try:
+        return dispatch()
+    except ModuleNotFoundError as error:
+        if not error.name or error.name.startswith("dm05_"):
+            raise
+        raise TrainError(
+            f"training needs {error.name}, which is not installed", fix="Run pip install -e '.[train]'"
+        ) from error
+
+
 def main() -> None:
     """Entry point."""
-    run(dispatch, "dm05-train")
+    run(installed, "dm05-train")
 
 
 if __name__ == "__main__":

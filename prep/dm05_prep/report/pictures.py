@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import io
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from dm05_schemas.episode import Episode, read_episode
-from dm05_schemas.errors import DM05Error
+from dm05_schemas.errors import DataError, DM05Error
 from dm05_schemas.findings import Finding, finding
 from dm05_schemas.image import decode_rgb
+from dm05_schemas.pack import PACK_DIR
 from dm05_schemas.registry import DatasetSpec
 from dm05_schemas.video import VideoReader
 from dm05_schemas.workspace import Workspace
 from PIL import Image
 
 from dm05_prep.report.facts import EpisodeFacts, Facts
+from dm05_prep.report.packed import PackedImages
 
 QUALITY = 72
 
@@ -41,17 +44,24 @@ class Strip:
 
 
 class Camera:
-    """Fetches frames of a dataset as pictures."""
+    """Fetches frames of a dataset as pictures: from its image folder or, where there is none, from its pack."""
 
     def __init__(self, workspace: Workspace, spec: DatasetSpec) -> None:
         self.workspace, self.spec = workspace, spec
         self.videos = VideoReader()
+        self._packed: PackedImages | None = None
+        self._only_pack = not spec.images(workspace).is_dir() and (spec.root(workspace) / PACK_DIR).is_dir()
+        if self._only_pack:
+            with contextlib.suppress(DataError):  # the check of the layout says what is wrong with it
+                self._packed = PackedImages(workspace, spec)
         self.findings: list[Finding] = []
         """What was wrong with the pictures fetched so far."""
 
     def close(self) -> None:
-        """Close the videos."""
+        """Close the videos and the pack."""
         self.videos.close()
+        if self._packed:
+            self._packed.close()
 
     def glance(self, episode: EpisodeFacts, share: float, size: int) -> Picture:
         """One frame of the first camera, at ``share`` (0 .. 1) of the episode."""
@@ -73,11 +83,17 @@ class Camera:
         return read_episode(self.spec.jsonl(self.workspace) / episode.name, self.spec)
 
     def _fetch(self, episode: Episode, t: int, view: int, size: int) -> Picture:
+        if self._only_pack and not self._packed:
+            return Picture(frame=t, data=None, problem="unreadable")
         url, index = episode.urls[t][view], int(episode.frame_idx[t, view])
         path = self.spec.images(self.workspace) / url
         kind = "image-broken" if index < 0 else "video-broken"
         try:
-            if index >= 0:
+            if self._packed:
+                kind = "pack-broken"
+                data = self._packed.read(episode.path.name, t, self.spec.image_keys[view])
+                pixels = decode_rgb(data, url)
+            elif index >= 0:
                 pixels = self.videos.read(path, index, url)
             else:
                 pixels = decode_rgb(path.read_bytes(), url)

@@ -1,0 +1,61 @@
+"""The pictures of a dataset whose images lie in its pack and nowhere else."""
+
+from __future__ import annotations
+
+import os
+
+from dm05_schemas.errors import DataError
+from dm05_schemas.frame_table import BLOB_FIELDS, FrameTable
+from dm05_schemas.pack import PACK_DIR, blob_path, check_files, check_matches, read_pack
+from dm05_schemas.registry import DatasetSpec
+from dm05_schemas.workspace import Workspace
+
+
+class PackedImages:
+    """Reads encoded images from a pack, by episode, frame and camera."""
+
+    def __init__(self, workspace: Workspace, spec: DatasetSpec) -> None:
+        """Open it.
+
+        Raises:
+            DataError: it is not whole, of another dataset, or without images.
+        """
+        folder = spec.root(workspace) / PACK_DIR
+        info = read_pack(workspace, spec)
+        check_files(folder, info)
+        check_matches(folder, info, spec)
+        if info.images != "blobs":
+            raise DataError("holds no images", where=folder, fix=info.rebuild)
+        self._paths = [blob_path(folder, record) for record in info.blobs]
+        self._info, self._table = info, FrameTable(folder, info)
+        self._first: dict[str, tuple[int, int]] = {}
+        row = 0
+        for name, frames in zip(info.episodes, info.episode_frames, strict=True):
+            self._first[name] = (row, frames)
+            row += frames
+
+    def close(self) -> None:
+        """Close its table."""
+        self._table.close()
+
+    def read(self, episode: str, frame: int, camera: str) -> bytes:
+        """The bytes of an image; one that reaches past the end of its blob goes on at the start of the next.
+
+        Raises:
+            FileNotFoundError: the pack was made without this episode or frame.
+            DataError: the table says what cannot be.
+            OSError: a blob cannot be read.
+        """
+        row, frames = self._first.get(episode, (0, 0))
+        if frame >= frames:
+            raise FileNotFoundError(episode)
+        at = [int(self._table.rows(f"{camera}.{name}", row + frame)[0]) for name in BLOB_FIELDS[:3]]
+        blob, offset, length = at
+        data = b""
+        while len(data) < length:
+            if not 0 <= blob < len(self._paths):
+                raise self._table.error(f"row {row + frame} reaches past the last blob")
+            with self._paths[blob].open("rb") as file:
+                data += os.pread(file.fileno(), min(length - len(data), self._info.blobs[blob].bytes - offset), offset)
+            blob, offset = blob + 1, 0
+        return data
