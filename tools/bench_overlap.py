@@ -91,11 +91,11 @@ def run_way(way: str, endpoint: str, folder: str) -> tuple[float, float]:
     """One way in this process; its seconds, and those of CPU with its children's."""
     work = Path(folder)
     (work / "parts").mkdir(parents=True)
-    options = SourceOptions(endpoint=endpoint, anonymous=True)
-    uri = str(work.parent / "root" / "bucket" / "p") if way == "extract" else "bos://bucket/p/"
-    source: Source = open_source(
-        "local" if way == "extract" else "bos", uri, kind="dataset", jobs=JOBS, options=options
-    )
+    if way == "extract":
+        source: Source = open_source("local", str(work.parent / "root" / "bucket" / "p"), kind="dataset", jobs=JOBS)
+    else:
+        options = SourceOptions(endpoint=endpoint, anonymous=True)
+        source = open_source("bos", "bos://bucket/p/", kind="dataset", jobs=JOBS, options=options)
     parts = order_parts(source.files())
     started, spent = time.monotonic(), sum(os.times()[:4])
     if way == "download":
