@@ -443,3 +443,20 @@ def test_parts_in_the_folder_that_would_be_replaced_are_kept(tmp_path: Path) -> 
     done = dataset(home, tmp_path, "--force")
     assert done.code == 1 and "Move the parts elsewhere" in done.err
     assert tree(home) == before
+
+
+@pytest.mark.parametrize("place", ["w", "w/data", "w/data/libero", "w/data/libero/libero_pi0_all"])
+@pytest.mark.parametrize("kind", ["file", "link"])
+def test_something_in_the_way_is_named(tmp_path: Path, place: str, kind: str) -> None:
+    write_parts(tmp_path / "p", PARTS)
+    path = tmp_path / place
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if kind == "file":
+        path.write_text("mine")
+    else:
+        path.symlink_to("nowhere")
+    done = dataset(tmp_path / "p", tmp_path / "w/below" if place == "w" else tmp_path / "w")
+    what = "a file" if kind == "file" else "a link that leads nowhere"
+    fix = "Move it away, or choose another folder with --workspace"
+    assert (done.code, done.err) == (1, f"dm05-prep: error: {path}: {what} stands where a folder must be. {fix}\n")
+    assert os.path.lexists(path) and not path.is_dir()
