@@ -13,7 +13,7 @@ import contextlib
 import shlex
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -127,6 +127,7 @@ def _refuse_foreign(target: Path, workspace: Workspace, spec: DatasetSpec) -> No
 def _extract(plan: Plan, workspace: Workspace, spec: DatasetSpec, request: Request, quiet: bool) -> Extracted:
     if request.force:
         remove_partial(plan.target)
+        plan = replace(plan, resume_at=0)
     images = None
     if request.layout == "pack":
         images = images_of(plan, workspace, spec, request.keep_parts, request.origin)

@@ -72,7 +72,7 @@ def plan_of(source: Source, workspace: Workspace, spec: DatasetSpec, archive: st
         parts_folder=workspace.root / "parts" / place[-120:],
         target=target,
         inside=inside,
-        resume_at=journal.point.offset if journal and parts.kind == "tar" else 0,
+        resume_at=journal.point.offset if journal and parts.kind == "tar" and not journal.differs(parts) else 0,
     )
     if source.owns_parts:
         return plan

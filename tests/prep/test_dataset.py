@@ -18,11 +18,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from dm05_prep.extract import ExtractOptions
 from dm05_prep.lock import WorkspaceLock
 from fake_secrets import KEYS, SECRETS
 from PIL import Image
 from process import Service
-from tars import HOME, honest, split, tree, wanted, write_parts
+from tars import HOME, honest, killed_at, run, split, tree, wanted, write_parts
 
 PREP = Path(sys.executable).with_name("dm05-prep")
 PART_BYTES = 20_000
@@ -460,3 +461,19 @@ def test_something_in_the_way_is_named(tmp_path: Path, place: str, kind: str) ->
     fix = "Move it away, or choose another folder with --workspace"
     assert (done.code, done.err) == (1, f"dm05-prep: error: {path}: {what} stands where a folder must be. {fix}\n")
     assert os.path.lexists(path) and not path.is_dir()
+
+
+def test_resuming_is_said_only_where_it_is_done(tmp_path: Path) -> None:
+    target, half = tmp_path / "w/data/libero/libero_pi0_all", ExtractOptions(batch_bytes=0)
+    source = write_parts(tmp_path / "p", PARTS)
+    write_parts(tmp_path / "other", split(honest(FILES), PART_BYTES - 512))
+    assert killed_at(150, lambda: run(source, target, half))
+    other = dataset(tmp_path / "other", tmp_path / "w")
+    assert (other.code, other.out) == (1, "") and "is of another archive" in other.err
+    assert "going on at" in dataset(tmp_path / "p", tmp_path / "w", "--dry-run").out
+    anew = dataset(tmp_path / "p", tmp_path / "w", "--force")
+    assert anew.code == 0 and "resume" not in anew.out
+    shutil.rmtree(target)
+    assert killed_at(150, lambda: run(source, target, half))
+    assert dataset(tmp_path / "p", tmp_path / "w").out.startswith("resume ")
+    assert laid_out(tmp_path / "w") == wanted(FILES)
