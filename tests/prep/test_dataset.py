@@ -477,3 +477,15 @@ def test_resuming_is_said_only_where_it_is_done(tmp_path: Path) -> None:
     assert killed_at(150, lambda: run(source, target, half))
     assert dataset(tmp_path / "p", tmp_path / "w").out.startswith("resume ")
     assert laid_out(tmp_path / "w") == wanted(FILES)
+
+
+@pytest.mark.parametrize("index", [0, 2, len(PARTS) - 1])
+def test_what_stands_in_place_of_a_part_is_named_whatever_its_size(tmp_path: Path, index: int) -> None:
+    write_parts(tmp_path / "p", PARTS)
+    part = tmp_path / f"p/libero.tar.part-{index:03d}"
+    part.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 4\n")
+    done = dataset(tmp_path / "p", tmp_path / "w")
+    assert done.code == 1 and f"{part}: a large-file pointer" in done.err and "git lfs pull" in done.err
+    part.write_bytes(b"?" * 100)
+    done = dataset(tmp_path / "p", tmp_path / "w")
+    assert done.code == 1 and part.name in done.err and not (tmp_path / "w").exists()
