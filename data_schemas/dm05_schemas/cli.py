@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import select
+import signal
 import sys
 import tempfile
 import traceback
@@ -13,14 +15,18 @@ from pathlib import Path
 from typing import NoReturn
 
 from dm05_schemas.errors import DM05Error
+from dm05_schemas.stops import Terminated, last_line
 
-INTERRUPTED = 130
-TERMINATED = 143
 BROKEN_PIPE = 141
 
-
-class Terminated(KeyboardInterrupt):
-    """SIGTERM came: everything ends as it does at Ctrl-C, but for the last line and the exit code."""
+_MENDS = {
+    errno.ENOSPC: "Free some space (df) or inodes (df -i) there, then run the same command again",
+    errno.EDQUOT: "Free some of your share of that disk, then run the same command again",
+    errno.EROFS: "Choose a folder that can be written to",
+    errno.EACCES: "Choose another place, or have its owner give you access",
+    errno.ENOTDIR: "A file stands where a folder must be: move it away, or choose another folder",
+    errno.EMFILE: "Allow more open files (ulimit -n 4096), then run the same command again",
+}
 
 
 def run(main: Callable[[], int | None], prog: str) -> NoReturn:
@@ -44,7 +50,8 @@ def describe_os_error(error: OSError) -> str:
     names = [os.fsdecode(name) for name in (error.filename, error.filename2) if isinstance(name, str | bytes)]
     where = " -> ".join(names)
     reason = error.strerror or str(error) or type(error).__name__
-    return f"{where}: {reason}" if where else reason
+    text = f"{where}: {reason}" if where else reason
+    return f"{text}. {_MENDS[error.errno]}" if error.errno in _MENDS else text
 
 
 def _exit_code(main: Callable[[], int | None], prog: str) -> int:
@@ -55,9 +62,7 @@ def _exit_code(main: Callable[[], int | None], prog: str) -> int:
     except DM05Error as error:
         return _fail(prog, str(error), error.exit_code)
     except KeyboardInterrupt as error:
-        terminated = isinstance(error, Terminated)
-        print(f"{prog}: {'terminated' if terminated else 'interrupted'}", file=sys.stderr)
-        return TERMINATED if terminated else INTERRUPTED
+        return last_line(prog, signal.SIGTERM if isinstance(error, Terminated) else signal.SIGINT)
     except OSError as error:
         if isinstance(error, BrokenPipeError) and _stdout_is_gone():
             return BROKEN_PIPE

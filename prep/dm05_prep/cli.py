@@ -14,7 +14,7 @@ from typing import NoReturn, Protocol
 from dm05_schemas.errors import UsageError
 from dm05_schemas.version import tool_version
 
-from dm05_prep.signals import stop_on_sigterm
+from dm05_prep.signals import stopping_in_order
 
 PROG = "dm05-prep"
 
@@ -46,9 +46,11 @@ COMMANDS: dict[str, tuple[str, str]] = {
 
 
 def main() -> NoReturn:
-    """Entry point of the console script."""
+    """Run the command and exit; :mod:`dm05_prep.__main__` is where the console script begins."""
     from dm05_schemas.cli import run
+    from dm05_schemas.stops import end_at_once
 
+    end_at_once(PROG)
     run(lambda: dispatch(sys.argv[1:]), PROG)
 
 
@@ -68,8 +70,9 @@ def dispatch(argv: list[str]) -> int | None:
         near = difflib.get_close_matches(name, COMMANDS, n=1)
         hint = f"Did you mean: {PROG} {near[0]}" if near else f"See: {PROG} --help"
         raise UsageError(f"unknown command {word!r}", fix=hint)
-    with stop_on_sigterm():
-        return parse(load(name), f"{PROG} {name}", rest).run()
+    command = parse(load(name), f"{PROG} {name}", rest)
+    with stopping_in_order():
+        return command.run()
 
 
 def overview() -> str:

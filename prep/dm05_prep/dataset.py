@@ -13,7 +13,7 @@ import contextlib
 import shlex
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -27,7 +27,7 @@ from dm05_prep.console import human_bytes, say
 from dm05_prep.extract import Extracted
 from dm05_prep.index import IndexResult, build_index
 from dm05_prep.index_scan import Counted
-from dm05_prep.journal import Record, remove_partial, was_published
+from dm05_prep.journal import Record, partial_folder, remove_partial, was_published
 from dm05_prep.lock import WorkspaceLock
 from dm05_prep.model import arrived
 from dm05_prep.norm_stats import StatsResult, compute
@@ -35,6 +35,7 @@ from dm05_prep.pack import PackResult
 from dm05_prep.pack_stage import images_of, make_pack
 from dm05_prep.parts import Part
 from dm05_prep.prefetch import READING, held_at_most
+from dm05_prep.preflight import check_way
 from dm05_prep.reassemble import Plan, plan_of, reassemble
 from dm05_prep.room import room_at
 from dm05_prep.sources import SourceName, guess_source, open_source
@@ -93,6 +94,8 @@ def prepare(workspace: Workspace, spec: DatasetSpec, request: Request, *, quiet:
         DataError: a frame is at fault.
     """
     target = spec.root(workspace)
+    for folder in (workspace.root, target, partial_folder(target)):
+        check_way(folder)
     plan = None
     if request.force or _must_extract(target, request.layout):
         if not request.force:
@@ -126,6 +129,7 @@ def _refuse_foreign(target: Path, workspace: Workspace, spec: DatasetSpec) -> No
 def _extract(plan: Plan, workspace: Workspace, spec: DatasetSpec, request: Request, quiet: bool) -> Extracted:
     if request.force:
         remove_partial(plan.target)
+        plan = replace(plan, resume_at=0)
     images = None
     if request.layout == "pack":
         images = images_of(plan, workspace, spec, request.keep_parts, request.origin)

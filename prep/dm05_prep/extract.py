@@ -359,9 +359,13 @@ class _Run:
             existing = link_target(path, member.target)
             names.add_link(path)
         else:
-            existing = self._placement.subset_of(member.target) or ""
+            try:
+                existing = self._placement.subset_of(member.target) or ""
+            except BadName:
+                existing = ""
             if not names.has_file(existing) or names.is_link(existing):
-                raise BadName(f"a hard link to {member.target!r}, which is no file of the dataset before it")
+                target = show(member._replace(name=member.target))
+                raise BadName(f"a hard link to {target}, which is no file of the dataset before it")
             names.add_file(path)
         url, existing_url = self._url(path), self._url(existing)
         if bool(url) != bool(existing_url):

@@ -103,6 +103,13 @@ class Journal:
         """Make the journal durable."""
         write_atomic(path, self.dump())
 
+    def differs(self, parts: PartSet) -> str:
+        """The part that was read, or the archive, that is not what it was; "" when ``parts`` go on from here."""
+        read = slice(parts.index_at(self.point.offset) + 1)
+        old, new = self.parts[read], Journal.of(parts, self.mode).parts[read]
+        other = next((b[0] for a, b in zip(old, new, strict=False) if not _same(a, b)), "")
+        return other or ("" if self.archive == parts.archive and len(old) == len(new) else parts.archive)
+
     def check_same(self, other: Journal, parts: PartSet, where: Path) -> None:
         """Raise PrepError when this is not what ``other``, the empty journal for ``parts``, would have become."""
         if self.mode != other.mode:
@@ -111,14 +118,9 @@ class Journal:
                 where=where,
                 fix="Finish it with the flags it was begun with, or start over with --force",
             )
-        now = other.parts
-        done = parts.index_at(self.point.offset)
-        old, new = self.parts[: done + 1], now[: done + 1]
-        differ = next((b or a for a, b in zip(old, new, strict=False) if not _same(a, b)), None)
-        if self.archive != parts.archive or len(old) != len(new) or differ:
-            name = differ[0] if differ else parts.archive
+        if differs := self.differs(parts):
             raise PrepError(
-                f"an unfinished extraction here is of another archive: {name} differs",
+                f"an unfinished extraction here is of another archive: {differs} differs",
                 where=where,
                 fix="Give the parts that it was begun with, or start over with --force",
             )

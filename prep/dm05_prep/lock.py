@@ -36,11 +36,12 @@ class WorkspaceLock:
                 self._file = file
             else:
                 os.close(file)
+        program = Path(sys.argv[0]).name
         holder = {
             "pid": os.getpid(),
             "host": socket.gethostname(),
             "since": time.strftime("%Y-%m-%d %H:%M:%S"),
-            "command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]])[:500],
+            "command": " ".join(["dm05-prep" if program == "__main__.py" else program, *sys.argv[1:]])[:500],
         }
         os.truncate(self._file, 0)
         os.pwrite(self._file, json.dumps(holder).encode(), 0)

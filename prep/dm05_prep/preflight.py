@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -43,13 +44,25 @@ def check_parts(parts: PartSet, paths: list[Path]) -> None:
         end = file.read()
     if parts.size % BLOCK or end.strip(b"\0"):
         stream = PartStream(parts, paths.__getitem__)
-        stream.close()
+        with contextlib.closing(stream):
+            next(read_members(stream), None)  # without the first part, nothing is where it should be at the end
         raise damage(
             stream,
             parts.size,
             "the archive ends without its end mark",
             f"The last part is cut short, or a part after it is missing. {AGAIN}",
         )
+
+
+def check_way(folder: Path) -> None:
+    """Raise PrepError when ``folder`` cannot be made or written to: a file is in the way, or a right is missing."""
+    place = next(place for place in (folder, *folder.parents) if os.path.lexists(place))
+    if not place.is_dir():
+        what = "a link that leads nowhere" if place.is_symlink() and not place.exists() else "a file"
+        fix = "Move it away, or choose another folder with --workspace"
+        raise PrepError(f"{what} stands where a folder must be", where=place, fix=fix)
+    if not os.access(place, os.W_OK | os.X_OK):
+        raise PrepError("cannot be written to", where=place, fix="Choose another folder with --workspace")
 
 
 def check_room(

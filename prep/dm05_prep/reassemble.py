@@ -20,6 +20,7 @@ from dm05_prep.parts import PartSet, order_parts
 from dm05_prep.prefetch import held_at_most
 from dm05_prep.preflight import check_parts, check_room, measure
 from dm05_prep.room import Room
+from dm05_prep.sniff import check_head
 from dm05_prep.sources.base import Source
 
 
@@ -58,11 +59,17 @@ def plan_of(source: Source, workspace: Workspace, spec: DatasetSpec, archive: st
     Raises:
         PrepError: no such place, no archive, or parts that are not complete.
     """
-    folder = spec.folder.parts
+    folder, target = spec.folder.parts, spec.root(workspace)
     inside = folder[1:] if folder[0] == "data" and len(folder) > 1 else folder
     prefer = [archive] if archive else [*inside[:1], inside[-1]]
-    parts = order_parts(source.files(), prefer=prefer, place=source.description)
-    target = spec.root(workspace)
+    files, never = source.files(), threading.Event()
+    try:
+        parts = order_parts(files, prefer=prefer, place=source.description)
+    except PrepError as error:
+        for file in files:
+            if file.name == error.where and file.size and not source.owns_parts:  # its content says more than its size
+                check_head(source.fetch(file, target, progress=lambda count: None, stop=never), None)
+        raise
     journal = Journal.load(partial_folder(target) / "journal.json")
     place = re.sub(r"[^\w.-]+", "-", source.description.partition(" (")[0]).strip("-.")
     plan = Plan(
@@ -72,11 +79,10 @@ def plan_of(source: Source, workspace: Workspace, spec: DatasetSpec, archive: st
         parts_folder=workspace.root / "parts" / place[-120:],
         target=target,
         inside=inside,
-        resume_at=journal.point.offset if journal and parts.kind == "tar" else 0,
+        resume_at=journal.point.offset if journal and parts.kind == "tar" and not journal.differs(parts) else 0,
     )
     if source.owns_parts:
         return plan
-    never = threading.Event()
     paths = [source.fetch(part.file, target, progress=lambda count: None, stop=never) for part in parts.parts]
     doomed = next((path for path in paths if path.resolve().is_relative_to(target.resolve())), None)
     if doomed:

@@ -8,21 +8,32 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-from dm05_schemas.cli import Terminated
+from dm05_schemas.stops import LINES, Terminated
 
 
 @contextmanager
-def stop_on_sigterm() -> Iterator[None]:
-    """Within the block, SIGTERM raises Terminated in the main thread; elsewhere nothing changes."""
+def stopping_in_order() -> Iterator[None]:
+    """Within the block, the first SIGINT raises KeyboardInterrupt and the first SIGTERM Terminated in the main thread.
+
+    A second one, which may come while the block is being left, does what it did outside. Elsewhere nothing changes.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = signal.signal(signal.SIGTERM, _interrupt)
+    before = {number: signal.getsignal(number) for number in LINES}
+
+    def put_back() -> None:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        put_back()
+        raise Terminated if number == signal.SIGTERM else KeyboardInterrupt
+
+    for number, handler in before.items():
+        if handler is not signal.SIG_IGN:
+            signal.signal(number, stop)
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
-
-
-def _interrupt(number: int, frame: FrameType | None) -> None:
-    raise Terminated
+        put_back()

@@ -41,6 +41,13 @@ class CompressedTar(TarArchive):
         return 0
 
 
+# Compression often shows damage long after it, the sum at the end of a gzip file only there.
+_FIX = (
+    "Compare the checksums of the parts up to this one, and download what differs (without checksums, all of them) "
+    "again, then run the same command"
+)
+
+
 class _Unpacked:
     """The unpacked bytes, as a :class:`dm05_prep.stream.ByteStream`."""
 
@@ -82,8 +89,13 @@ class _Unpacked:
     def _read(self, count: int) -> bytes:
         try:
             data = self._source.read(count)
-        except (gzip.BadGzipFile, EOFError, zlib.error, zstandard.ZstdError) as error:
-            raise damage(self, self.offset, f"the compressed data is damaged here or cut short: {error}") from error
+        except EOFError:
+            what = "the compressed data ends too early: a part is cut short, or one after it is missing"
+            raise damage(self, self.offset, what) from None
+        except (gzip.BadGzipFile, zlib.error, zstandard.ZstdError) as error:
+            raise damage(
+                self, self.offset, f"the compressed data is damaged at or before this byte: {error}", _FIX
+            ) from error
         self.offset += len(data)
         return data
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from dm05_prep.checksums import Checksums
 from dm05_prep.parts import PartSet
-from dm05_prep.untar import Member, damage, show
+from dm05_prep.untar import AGAIN, Member, damage, show
 
 _CHUNK_BYTES = 1 << 20
 _MAX_LINK_BYTES = 4096
@@ -34,7 +34,10 @@ class ZipArchive:
             self._zip = zipfile.ZipFile(self._file)
         except (zipfile.BadZipFile, ValueError, NotImplementedError) as error:
             raise damage(
-                self, parts.size, f"no readable zip directory ends here: {error}", "It is cut short"
+                self,
+                parts.size,
+                f"no readable zip directory ends here: {error}",
+                f"The last part is damaged, cut short or not the last. {AGAIN}",
             ) from error
 
     def members(self) -> Iterator[Member]:

@@ -18,11 +18,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from dm05_prep.extract import ExtractOptions
 from dm05_prep.lock import WorkspaceLock
 from fake_secrets import KEYS, SECRETS
 from PIL import Image
 from process import Service
-from tars import HOME, honest, split, tree, wanted, write_parts
+from tars import HOME, honest, killed_at, run, split, tree, wanted, write_parts
 
 PREP = Path(sys.executable).with_name("dm05-prep")
 PART_BYTES = 20_000
@@ -443,3 +444,48 @@ def test_parts_in_the_folder_that_would_be_replaced_are_kept(tmp_path: Path) -> 
     done = dataset(home, tmp_path, "--force")
     assert done.code == 1 and "Move the parts elsewhere" in done.err
     assert tree(home) == before
+
+
+@pytest.mark.parametrize("place", ["w", "w/data", "w/data/libero", "w/data/libero/libero_pi0_all"])
+@pytest.mark.parametrize("kind", ["file", "link"])
+def test_something_in_the_way_is_named(tmp_path: Path, place: str, kind: str) -> None:
+    write_parts(tmp_path / "p", PARTS)
+    path = tmp_path / place
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if kind == "file":
+        path.write_text("mine")
+    else:
+        path.symlink_to("nowhere")
+    done = dataset(tmp_path / "p", tmp_path / "w/below" if place == "w" else tmp_path / "w")
+    what = "a file" if kind == "file" else "a link that leads nowhere"
+    fix = "Move it away, or choose another folder with --workspace"
+    assert (done.code, done.err) == (1, f"dm05-prep: error: {path}: {what} stands where a folder must be. {fix}\n")
+    assert os.path.lexists(path) and not path.is_dir()
+
+
+def test_resuming_is_said_only_where_it_is_done(tmp_path: Path) -> None:
+    target, half = tmp_path / "w/data/libero/libero_pi0_all", ExtractOptions(batch_bytes=0)
+    source = write_parts(tmp_path / "p", PARTS)
+    write_parts(tmp_path / "other", split(honest(FILES), PART_BYTES - 512))
+    assert killed_at(150, lambda: run(source, target, half))
+    other = dataset(tmp_path / "other", tmp_path / "w")
+    assert (other.code, other.out) == (1, "") and "is of another archive" in other.err
+    assert "going on at" in dataset(tmp_path / "p", tmp_path / "w", "--dry-run").out
+    anew = dataset(tmp_path / "p", tmp_path / "w", "--force")
+    assert anew.code == 0 and "resume" not in anew.out
+    shutil.rmtree(target)
+    assert killed_at(150, lambda: run(source, target, half))
+    assert dataset(tmp_path / "p", tmp_path / "w").out.startswith("resume ")
+    assert laid_out(tmp_path / "w") == wanted(FILES)
+
+
+@pytest.mark.parametrize("index", [0, 2, len(PARTS) - 1])
+def test_what_stands_in_place_of_a_part_is_named_whatever_its_size(tmp_path: Path, index: int) -> None:
+    write_parts(tmp_path / "p", PARTS)
+    part = tmp_path / f"p/libero.tar.part-{index:03d}"
+    part.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 4\n")
+    done = dataset(tmp_path / "p", tmp_path / "w")
+    assert done.code == 1 and f"{part}: a large-file pointer" in done.err and "git lfs pull" in done.err
+    part.write_bytes(b"?" * 100)
+    done = dataset(tmp_path / "p", tmp_path / "w")
+    assert done.code == 1 and part.name in done.err and not (tmp_path / "w").exists()

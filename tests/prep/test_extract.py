@@ -138,7 +138,7 @@ class TestLinks:
         soft = member(HOME + "soft", flag=b"2", target=b"real")
         other = member("libero/other/x", b"1")
         text = refused(tmp_path, other, soft, member(HOME + "h", flag=b"1", target=target))
-        assert "byte 1536: " in text
+        assert "byte 1536: " in text and f"a hard link to {target.decode()!r}, which is no file" in text
 
 
 class TestRefused:
@@ -411,3 +411,29 @@ def test_the_tree_is_what_tar_makes(tmp_path: Path, form: str) -> None:
     run(write_parts(tmp_path / "p", []), tmp_path / "set")
     assert tree(tmp_path / "set") == tree(tmp_path / HOME)
     assert Record.load(tmp_path / "set")
+
+
+@pytest.mark.parametrize("fault", ["sum", "end"])
+def test_a_compressed_archive_does_not_show_damage_where_it_is(tmp_path: Path, fault: str) -> None:
+    """The sum at its end says nothing about where; an end that comes too early does."""
+    packed = gzip.compress(honest({f"{HOME}{index}": random.Random(index).randbytes(3000) for index in range(9)}))
+    packed = packed[:-8] + bytes(8) if fault == "sum" else packed[:-2000]
+    source = write_parts(tmp_path / "p", split(packed, 8000), name="libero.tar.gz.part-{:03d}")
+    with pytest.raises(PrepError) as caught:
+        run(source, tmp_path / "set")
+    text = str(caught.value)
+    assert text.startswith("libero.tar.gz.part-003: byte ")
+    if fault == "sum":
+        assert "at or before this byte" in text and "Compare the checksums of the parts up to this one" in text
+    else:
+        assert "ends too early" in text and "Download that part" in text
+    assert not (tmp_path / "set").exists()
+
+
+def test_a_zip_without_its_last_part(tmp_path: Path) -> None:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive:
+        archive.writestr(HOME + "a", random.Random(1).randbytes(9000))
+    source = write_parts(tmp_path / "p", split(buffer.getvalue(), 4000)[:-1], name="libero.zip.part-{:03d}")
+    with pytest.raises(PrepError, match=r"part-001: byte 4000: .* cut short or not the last\. Download that part"):
+        run(source, tmp_path / "set")

@@ -45,6 +45,14 @@ def test_a_last_part_that_is_not_there(tmp_path: Path) -> None:
     assert "a part after it is missing" in refused(write_parts(tmp_path, PARTS[:-1]))
 
 
+def test_a_first_part_that_is_not_there(tmp_path: Path) -> None:
+    """The others may well be numbered from 1 on; what is told is not where the end mark would be."""
+    source = write_parts(tmp_path, split(honest(FILES), 16_100))
+    (tmp_path / "libero.tar.part-000").unlink()
+    said = refused(source)
+    assert said.startswith("libero.tar.part-001: byte 0: ") and "the first part is missing" in said
+
+
 @pytest.mark.parametrize("index", [0, 2, len(PARTS) - 1])
 @pytest.mark.parametrize(
     ("text", "why"),

@@ -76,3 +76,24 @@ def test_a_doctor_whose_servers_are_silent(place: Place, number: signal.Signals)
     words = ["doctor", "--only", place.kind, "--timeout", "60", "--endpoint", place.service.url]
     child = subprocess.Popen([*CLI, *words], stdout=-1, stderr=-1, text=True)
     stopped(child, place, "all", number)
+
+
+STRUCK = """
+import os, signal, sys
+def strike(event, arguments):
+    if event == "import" and arguments[0] == {module!r}:
+        os.kill(os.getpid(), signal.{number})
+sys.addaudithook(strike)
+from dm05_prep.__main__ import main
+main()
+"""
+
+
+@pytest.mark.parametrize("number", list(ENDS))
+@pytest.mark.parametrize("module", ["dm05_prep.cli", "dm05_schemas.cli", "tyro", "numpy", "pyarrow.lib"])
+def test_while_modules_are_loaded(tmp_path: Path, module: str, number: signal.Signals) -> None:
+    code = STRUCK.format(module=module, number=number.name)
+    words = ["dataset", "--source", "local", "--uri", str(tmp_path), "--workspace", str(tmp_path / "ws")]
+    done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (ENDS[number][0], f"{ENDS[number][1]}\n")
+    assert not (tmp_path / "ws").exists()

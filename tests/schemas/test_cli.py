@@ -26,6 +26,9 @@ def finish(body: str, **options: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, **options)  # type: ignore[call-overload,no-any-return]
 
 
+FREE = "Free some space (df) or inodes (df -i) there, then run the same command again"
+
+
 @pytest.mark.parametrize(
     ("body", "code", "line"),
     [
@@ -35,9 +38,15 @@ def finish(body: str, **options: object) -> subprocess.CompletedProcess[str]:
         ("raise DataError('two\\nlines')", 1, "prog: error: two lines\n"),
         ("raise UsageError('no such flag')", 2, "prog: error: no such flag\n"),
         ("open('/no/such/file')", 1, "prog: error: /no/such/file: No such file or directory\n"),
-        ("open('/dev/full', 'w').write('x' * 9999)", 1, "prog: error: No space left on device\n"),
+        ("open('/dev/full', 'w').write('x' * 9999)", 1, f"prog: error: No space left on device. {FREE}\n"),
+        (
+            "open('/dev/null/x')",
+            1,
+            "prog: error: /dev/null/x: Not a directory. "
+            "A file stands where a folder must be: move it away, or choose another folder\n",
+        ),
         ("raise KeyboardInterrupt", 130, "prog: interrupted\n"),
-        ("from dm05_schemas.cli import Terminated; raise Terminated", 143, "prog: terminated\n"),
+        ("from dm05_schemas.stops import Terminated; raise Terminated", 143, "prog: terminated\n"),
         ("sys.exit(2)", 2, ""),
         ("raise BrokenPipeError(32, 'Broken pipe')", 1, "prog: error: Broken pipe\n"),
     ],
