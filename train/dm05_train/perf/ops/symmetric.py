@@ -143,7 +143,7 @@ def newton_schulz(stack: Tensor, steps: int) -> Tensor:
     A step is ``X <- P X`` with ``P = a I + b G + c G^2``, ``G = X X^T``, and turns G into ``P G P``: several steps are
     taken on G, which is small, and only their product meets X. G is held in FP16, which its values fit: its rounding
     grows twelve-fold a step in the direction of small singular values, so after SEGMENT steps G is computed anew from
-    X. Against float64 the result is nearer than that of the reference.
+    X. Against float64 the result is about as near as that of the reference, or nearer.
     """
     tall = stack.shape[1] > stack.shape[2]
     factors: Tensor | None = (
