@@ -18,7 +18,7 @@ import shutil
 import subprocess
 import sys
 import time
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -31,7 +31,7 @@ from dm05_train.model.weights import EMBEDDING, LM_HEAD, state_for_saving
 from dm05_train.perf.switches import Switches
 from dm05_train.plot import plot_curves, read_curve, smoothed
 
-ALONE = {s.metadata["variable"]: "0" for s in fields(Switches) if "variable" in s.metadata}
+ALONE = dict.fromkeys(Switches.variables().values(), "0")
 PATHS: dict[str, dict[str, str]] = {
     "all-off": {"DM05_PERF_ENABLE": "0"},
     "all-on": {"DM05_PERF_ENABLE": "1"},

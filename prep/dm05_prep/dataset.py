@@ -29,7 +29,6 @@ from dm05_prep.index import IndexResult, build_index
 from dm05_prep.index_scan import Counted
 from dm05_prep.journal import Record, partial_folder, remove_partial, was_published
 from dm05_prep.lock import WorkspaceLock
-from dm05_prep.model import arrived
 from dm05_prep.norm_stats import StatsResult, compute
 from dm05_prep.pack import PackResult
 from dm05_prep.pack_stage import images_of, make_pack
@@ -217,7 +216,9 @@ def _bytes_here(plan: Plan, part: Part) -> int:
     path = plan.parts_folder / part.name
     if path.is_file() or path.with_name(path.name + READING).is_file():
         return part.file.size
-    return arrived(path.with_name(path.name + ".part.json"))
+    from dm05_prep.sources.partfile import arrived  # with all of HTTP and TLS behind it
+
+    return arrived(path)
 
 
 @contextlib.contextmanager

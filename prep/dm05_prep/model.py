@@ -33,6 +33,7 @@ from dm05_prep.sources import RemoteFile, Source, SourceName, guess_source, open
 from dm05_prep.sources.checks import Checks, file_differences
 from dm05_prep.sources.copying import copy_verified
 from dm05_prep.sources.options import NO_OPTIONS, SourceOptions
+from dm05_prep.sources.partfile import arrived
 
 _SHARD = re.compile(r"model-\d+-of-\d+\.safetensors")
 RECORD = ".fetched.json"
@@ -137,8 +138,7 @@ def plan_files(source: Source, folder: Path, *, force: bool) -> list[FilePlan]:
     for file in sorted(files, key=lambda file: (file.size, file.name)):
         target = folder / file.name
         needed = not _is_current(file, target, record.get(file.name), force)
-        part = target.with_name(target.name + ".part.json")
-        plans.append(FilePlan(file=file, target=target, needed=needed, bytes_there=arrived(part) if needed else 0))
+        plans.append(FilePlan(file=file, target=target, needed=needed, bytes_there=arrived(target) if needed else 0))
     return plans
 
 
@@ -252,14 +252,6 @@ def _version(file: RemoteFile) -> str:
     """Changes when the source's file does; of a local file, its time tells."""
     known = file.sha256 or file.etag or file.md5
     return known or f"mtime {Path(file.url_hint).stat().st_mtime_ns}"
-
-
-def arrived(state: Path) -> int:
-    """How many bytes of a file have arrived, as the ``NAME.part.json`` beside its ``NAME.part`` counts them."""
-    try:
-        return sum(int(count) for count in json.loads(state.read_bytes())["done"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return 0
 
 
 def _read_record(folder: Path) -> dict[str, Any]:

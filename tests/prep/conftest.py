@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from dm05_prep.demo.checkpoint import write_checkpoint
 from process import Service
 
 
@@ -42,3 +44,18 @@ def hub_process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Serv
     root = tmp_path_factory.mktemp("hub")
     with Service("hub_server", root) as service:
         yield service, root
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny checkpoint; not to be changed."""
+    folder = tmp_path_factory.mktemp("checkpoint") / "DM05"
+    folder.mkdir()
+    write_checkpoint(folder, 0)
+    return folder
+
+
+@pytest.fixture
+def copy(checkpoint: Path, tmp_path: Path) -> Path:
+    """A copy of it."""
+    return Path(shutil.copytree(checkpoint, tmp_path / "copy"))

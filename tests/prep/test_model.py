@@ -18,7 +18,6 @@ import numpy as np
 import pytest
 from dm05_prep.checkpoint_check import LIBERO_ACTION_MEAN, LIBERO_ACTION_STD, check_checkpoint
 from dm05_prep.cli import PROG, dispatch
-from dm05_prep.demo.checkpoint import write_checkpoint
 from dm05_schemas import cli
 from dm05_schemas.errors import DataError
 from fake_secrets import SECRETS
@@ -28,19 +27,6 @@ from safetensors.numpy import load_file, save_file
 pytestmark = pytest.mark.usefixtures("quiet_environment")
 
 CLI = [sys.executable, "-c", "from dm05_prep.cli import main; main()"]
-
-
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("checkpoint") / "DM05"
-    folder.mkdir()
-    write_checkpoint(folder, 0)
-    return folder
-
-
-@pytest.fixture
-def copy(checkpoint: Path, tmp_path: Path) -> Path:
-    return Path(shutil.copytree(checkpoint, tmp_path / "copy"))
 
 
 @dataclass

@@ -10,6 +10,8 @@ from dm05_schemas.pack import PACK_DIR, blob_path, check_files, check_matches, r
 from dm05_schemas.registry import DatasetSpec
 from dm05_schemas.workspace import Workspace
 
+from dm05_prep.validate.pack_checks import read_stretch
+
 
 class PackedImages:
     """Reads encoded images from a pack, by episode, frame and camera."""
@@ -28,6 +30,7 @@ class PackedImages:
             raise DataError("holds no images", where=folder, fix=info.rebuild)
         self._paths = [blob_path(folder, record) for record in info.blobs]
         self._info, self._table = info, FrameTable(folder, info)
+        self._handles: dict[int, int] = {}
         self._first: dict[str, tuple[int, int]] = {}
         row = 0
         for name, frames in zip(info.episodes, info.episode_frames, strict=True):
@@ -35,11 +38,14 @@ class PackedImages:
             row += frames
 
     def close(self) -> None:
-        """Close its table."""
+        """Close its table and blobs."""
         self._table.close()
+        for handle in self._handles.values():
+            os.close(handle)
+        self._handles.clear()
 
     def read(self, episode: str, frame: int, camera: str) -> bytes:
-        """The bytes of an image; one that reaches past the end of its blob goes on at the start of the next.
+        """The bytes of an image.
 
         Raises:
             FileNotFoundError: the pack was made without this episode or frame.
@@ -49,13 +55,9 @@ class PackedImages:
         row, frames = self._first.get(episode, (0, 0))
         if frame >= frames:
             raise FileNotFoundError(episode)
-        at = [int(self._table.rows(f"{camera}.{name}", row + frame)[0]) for name in BLOB_FIELDS[:3]]
+        at = (int(self._table.rows(f"{camera}.{name}", row + frame)[0]) for name in BLOB_FIELDS[:3])
         blob, offset, length = at
-        data = b""
-        while len(data) < length:
-            if not 0 <= blob < len(self._paths):
-                raise self._table.error(f"row {row + frame} reaches past the last blob")
-            with self._paths[blob].open("rb") as file:
-                data += os.pread(file.fileno(), min(length - len(data), self._info.blobs[blob].bytes - offset), offset)
-            blob, offset = blob + 1, 0
+        data = read_stretch(blob, offset, length, self._info, self._paths, self._handles) if blob >= 0 else b""
+        if len(data) < length:
+            raise self._table.error(f"row {row + frame} reaches past the last blob")
         return data

@@ -67,7 +67,7 @@ class PartFile:
 
     def __init__(self, target: Path, size: int, checks: Checks, etag: str | None, *, single: bool = False) -> None:
         self.path = target.with_name(target.name + ".part")
-        self.state_path = target.with_name(target.name + ".part.json")
+        self.state_path = _state_path(target)
         self.size, self._checks = size, checks
         self._identity = {"size": size, "etag": etag, **checks.published()}
         self._lock = threading.Lock()
@@ -232,6 +232,18 @@ class PartFile:
     def _record(self, span: Span) -> None:
         number = b"%*d" % (_DIGITS, span.position - span.first)
         os.pwrite(self._state, number, self._numbers_at + span.number * (_DIGITS + 1))
+
+
+def arrived(target: Path) -> int:
+    """How many bytes are there of a file that is to become ``target``; 0 when none was begun."""
+    try:
+        return sum(int(count) for count in json.loads(_state_path(target).read_bytes())["done"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return 0
+
+
+def _state_path(target: Path) -> Path:
+    return target.with_name(target.name + ".part.json")
 
 
 def _empty(pipe: int, handle: int, count: int, position: int) -> int:

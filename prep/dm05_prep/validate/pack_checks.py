@@ -112,7 +112,7 @@ def _check(
 ) -> Iterator[Finding]:
     path = paths[image.blob]
     try:
-        data = _read(image, info, paths, handles)
+        data = read_stretch(image.blob, image.offset, image.length, info, paths, handles)
     except OSError as error:
         yield finding("pack-broken", path, None, f"cannot be read: {error.strerror or error} ({image.label})")
         return
@@ -125,14 +125,18 @@ def _check(
         yield from (finding(kind, path, None, f"{detail} ({image.label})") for kind, detail in problems)
 
 
-def _read(image: _Image, info: PackInfo, paths: Sequence[Path], handles: dict[int, int]) -> bytes:
-    """The bytes of an image; one that reaches past the end of its blob goes on at the start of the next."""
+def read_stretch(
+    blob: int, offset: int, length: int, info: PackInfo, paths: Sequence[Path], handles: dict[int, int]
+) -> bytes:
+    """The bytes of an image; one that reaches past the end of its blob goes on at the start of the next.
+
+    Fewer than ``length`` where a blob is cut short or there is no next one. ``handles``: the blobs opened so far.
+    """
     data = b""
-    blob, offset = image.blob, image.offset
-    while len(data) < image.length and blob < len(paths):
+    while len(data) < length and blob < len(paths):
         if blob not in handles:
             handles[blob] = os.open(paths[blob], os.O_RDONLY)
-        here = min(image.length - len(data), max(0, info.blobs[blob].bytes - offset))
+        here = min(length - len(data), max(0, info.blobs[blob].bytes - offset))
         piece = os.pread(handles[blob], here, offset)
         if len(piece) < here:
             break
