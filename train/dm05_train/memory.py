@@ -61,7 +61,8 @@ class Shape:
     prefix: int
     chunk: int
     mode: Mode
-    checkpointing: bool = False
+    checkpointing: int = 0
+    """Every how many-th layer is recomputed in backward; 0: none."""
     accumulation: int = 1
     gpus: int = 1
     parallel: str = "ddp"
@@ -153,7 +154,7 @@ def shape_of(
         prefix=min(-(-short // 8) * 8, trainer.model_max_length) if trimmed else trainer.model_max_length,
         chunk=config.model_config.chunk_size,
         mode=mode,
-        checkpointing=trainer.gradient_checkpointing,
+        checkpointing=trainer.recomputed_every,
         accumulation=trainer.gradient_accumulation_steps,
         gpus=gpus,
         parallel=trainer.parallel,
@@ -176,8 +177,11 @@ def remedies(shape: Shape, switches: Switches) -> list[tuple[str, Shape]]:
                 replace(shape, trimmed=True, graphs=shape.shards == 1),
             )
         )
+    flag = "--trainer-config.gradient-checkpointing"
     if not shape.checkpointing:
-        steps.append(("--trainer-config.gradient-checkpointing", replace(shape, checkpointing=True)))
+        steps.append((f"{flag} {flag}-every 2", replace(shape, checkpointing=2)))
+    if shape.checkpointing != 1:
+        steps.append((flag if not shape.checkpointing else f"{flag}-every 1", replace(shape, checkpointing=1)))
     if shape.gpus > 1 and shape.parallel == "ddp":
         steps.append(("--trainer-config.parallel fsdp", replace(shape, parallel="fsdp", graphs=False)))
     if shape.graphs:
