@@ -34,6 +34,7 @@ CASES: list[tuple[Any, dict[str, Any]]] = [
     (fp8._quantise_rows, {"factors": None, "N": 2560, "BLOCK": 4096, "num_warps": 8}),
     (fp8._quantise_rows, {"N": 2560, "BLOCK": 4096, "num_warps": 8}),
     (fp8._quantise_rows, {"factors": None, "N": 10240, "BLOCK": 16384, "num_warps": 8}),
+    (fp8._transpose_bytes, {"ROWS": 64, "COLUMNS": 128}),
     (fp8._gated_gelu_fp8, {"N": 10240, "BLOCK": 2048, "num_warps": 8}),
     (fp8._gated_gelu_fp8_backward, {"N": 10240, "BLOCK": 2048, "num_warps": 8}),
     (prefix._softmax, {"length": 568, "ROWS": 4, "BLOCK": 1024}),
@@ -63,6 +64,8 @@ def kind(name: str, constants: dict[str, Any]) -> str:
         return "i32"
     if name in TABLES:
         return "*i64"
+    if constants.get("COLUMNS") and name in ("source", "target"):
+        return "*i8"
     if name == "q8":
         return "*fp8e4nv"
     if name == "codes":
