@@ -7,6 +7,7 @@ for the notes, adds the small files, and publishes.
 from __future__ import annotations
 
 import contextlib
+import errno
 import shutil
 import threading
 import time
@@ -23,6 +24,7 @@ from dm05_train.snapshot import PARTS_WHEN_LARGE, Snapshot
 from dm05_train.staging import Staging
 
 POLL_SECONDS = 0.05
+FULL = (errno.ENOSPC, errno.EDQUOT)
 NO_NOTE = "could not write its part, nor a note of why (the disk may be full)"
 
 
@@ -81,8 +83,12 @@ class Saver:
             error, self._error = self._error, None
             where = getattr(error, "filename", None) or self.output
             reason = getattr(error, "strerror", None) or error
-            good = f"The last good checkpoint is {self.last}" if self.last else "There is no earlier checkpoint"
-            raise TrainError(f"cannot write a checkpoint: {reason}", where=where, fix=good) from None
+            mend = "make room there (df, df -i)" if getattr(error, "errno", None) in FULL else "mend that"
+            fix = f"There is no earlier checkpoint: {mend}, then start again"
+            if self.last:
+                go_on = f"continue with --model-config.model-name-or-path {self.last}"
+                fix = f"The last good checkpoint is {self.last}: {mend}, then {go_on}"
+            raise TrainError(f"cannot write a checkpoint: {reason}", where=where, fix=fix) from None
 
     def _run(self, snapshot: Snapshot) -> None:
         self._use_own_gpu()

@@ -86,9 +86,11 @@ def prepare(config: TrainConfig, world: World, switches: Switches, workspace: Wo
     dataset = together(world, lambda: training_data(config, workspace, spec, found.stats))
     together(world, lambda: check_position(start, len(dataset)))
     folder = share_small_files(world, start.folder) if broadcasting else start.folder
-    mode = precision_mode(config, folder)
+    mode = together(world, lambda: precision_mode(config, folder))
     model = load_model(config, world, folder, mode)
-    acceleration = Acceleration(switches=switches, world=world, parallel=trainer.parallel, mode=mode)
+    acceleration = Acceleration(
+        switches=switches, world=world, parallel=trainer.parallel, mode=mode, optim=config.optimizer_config.optim
+    )
     acceleration.prepare(model)
     prompts = together(world, lambda: prompt_builder(config, folder, model.config, spec))
     bucket_mb = switches.bucket_cap_mb if acceleration.on("ddp_bucket") else None
@@ -106,7 +108,10 @@ def prepare(config: TrainConfig, world: World, switches: Switches, workspace: Wo
     )
     if state is not None:
         entries = optimizer_entries(world, state, start.folder, broadcasting=broadcasting)
-        restore(optimizer, model, entries, threads=1 if broadcasting else READERS)
+        if broadcasting:
+            restore(optimizer, model, entries)
+        else:
+            together(world, lambda: restore(optimizer, model, entries, threads=READERS))
         torch.set_rng_state(read_rng(world, start.folder))
     loader = training_loader(
         config, world, model.config, dataset, prompts, seed=seed, position=position, trimmed=acceleration.trims
