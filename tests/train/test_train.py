@@ -212,10 +212,12 @@ def test_weights_of_another_model(workspace: Path, tmp_path: Path) -> None:
 
 
 def test_no_room_for_a_checkpoint(workspace: Path, unbroken: Path, tmp_path: Path) -> None:
-    """It ends the run, the last good one stays and is named, and nothing half written is left."""
+    """It ends the run soon, the last good one stays and is named, and nothing half written is left."""
     output = shutil.copytree(unbroken, tmp_path / "outputs")
-    shutil.rmtree(output / "checkpoint-000006")
-    process = start(flags(workspace, output, steps=12, resume="latest", **SAVING), file_kb=1000)
+    (output / "checkpoint-000006").rename(output / ".checkpoint-000006.left-by-kill-9")
+    process = start(
+        flags(workspace, output, steps=9000, save_strategy="steps", save_steps=6, resume="latest"), file_kb=1000
+    )
     fails(
         finish(process), "cannot write a checkpoint: File too large", "The last good checkpoint is", "checkpoint-000004"
     )

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import torch
 
-from dm05_train.checkpoint import checkpoint_name, clean, publish, rotate, write_tensors
+from dm05_train.checkpoint import checkpoint_name, publish, rotate, write_tensors
 from dm05_train.env import World
 from dm05_train.errors import TrainError
 from dm05_train.snapshot import PARTS_WHEN_LARGE, Snapshot
@@ -56,8 +56,11 @@ class Saver:
         self._staging = Staging(world.device, PARTS_WHEN_LARGE + 1 if world.node == 0 else 0)
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
-        if world.is_main:
-            clean(output)
+
+    @property
+    def failed(self) -> bool:
+        """Whether what was being written could not be; ``wait`` says why."""
+        return self._error is not None
 
     def save(self, snapshot: Snapshot) -> None:
         """Start writing; waits for the one before to be published.

@@ -61,15 +61,17 @@ class StopSignal:
             dist.all_reduce(flag, op=dist.ReduceOp.MAX, group=self._group)
         return bool(flag.item())
 
-    def agreed(self) -> bool:
-        """Whether a signal had reached any rank by the step before; the same answer on every rank. Call once a step."""
+    def agreed(self, *, failed: bool = False) -> bool:
+        """Whether a signal had reached any rank by the step before, or something had ``failed`` there; the same answer
+        on every rank. Call once a step."""
+        mine = failed or self.received is not None
         if self._group is None:
-            return self.received is not None
+            return mine
         answer = False
         if self._flight is not None:
             flag, work = self._flight
             work.wait()
             answer = bool(flag.item())
-        flag = torch.tensor([int(self.received is not None)])
+        flag = torch.tensor([int(mine)])
         self._flight = (flag, dist.all_reduce(flag, op=dist.ReduceOp.MAX, group=self._group, async_op=True))
         return answer
