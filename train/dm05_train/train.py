@@ -200,6 +200,7 @@ def run_shape(ready: Prepared) -> Shape:
         gpus=run.world.size,
         trimmed=acceleration.trims,
         graphs=acceleration.on("cuda_graph"),
+        fp8=acceleration.on("fp8_mlp"),
     )
 
 
