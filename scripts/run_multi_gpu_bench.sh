@@ -78,7 +78,7 @@ if [[ "$what" == kill || "$what" == all ]]; then
     sleep 1
   done
   torchrun="$(pgrep -P "$launcher" -f dm05_train.launch || echo "$launcher")"
-  rank="$(pgrep -P "$torchrun" -f dm05_train.cli | tail -n 1)"
+  rank="$(pgrep -P "$torchrun" -f 'm dm05_train( |$)' | tail -n 1)"
   echo "killing rank process $rank"
   kill -KILL "$rank"
   if wait "$launcher"; then

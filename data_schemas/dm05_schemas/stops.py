@@ -19,12 +19,17 @@ class Terminated(KeyboardInterrupt):
     """SIGTERM came: everything ends as it does at Ctrl-C, but for the last line and the exit code."""
 
 
-def end_at_once(prog: str) -> None:
+def end_at_once(prog: str, *, silent: bool = False) -> None:
     """From here on, but for blocks that handle them, these signals end the process on the spot.
+
+    ``silent`` leaves the line to another process, which the same signal reaches.
 
     That is right while modules are loaded and flags are read, when nothing is under way, for a second signal, and while
     the process leaves. A signal that whoever started the process ignores stays ignored.
     """
+
+    global _said
+    _said = silent
 
     def end(number: int, frame: object) -> None:
         os._exit(last_line(prog, number))

@@ -121,6 +121,16 @@ def test_told_to_stop_while_the_ranks_still_start(workspace: Path, tmp_path: Pat
     assert done.stderr.strip() == "told to stop before the ranks could listen: nothing was saved"
 
 
+def test_ctrl_c_is_one_line(workspace: Path, tmp_path: Path) -> None:
+    """As a terminal sends it: to the launcher and to its ranks."""
+    words = flags(workspace, tmp_path, steps=900, logging_steps=1, **SPLIT)
+    process = start(words, script=True, within=["setsid"], NPROC_PER_NODE="2")
+    wait_for_rows(tmp_path, process)
+    os.killpg(process.pid, signal.SIGINT)
+    done = finish(process)
+    assert (done.returncode, done.stderr) == (130, "run_full_sft_distributed.sh: interrupted\n")
+
+
 def test_a_killed_rank_ends_the_others_with_a_message(workspace: Path, tmp_path: Path) -> None:
     process = start(flags(workspace, tmp_path, steps=900, logging_steps=1, **SPLIT), script=True, NPROC_PER_NODE="2")
     wait_for_rows(tmp_path, process)

@@ -88,7 +88,9 @@ def test_a_published_checkpoint_reads_back(tmp_path: Path) -> None:
     assert [(kind, name) for kind, name, _ in entries] == [("master", "w"), ("exp_avg", "w")]
 
 
-@pytest.mark.parametrize("harm", ["remove", "cut", "grow", "state", "version", "words", "list", "no state"])
+@pytest.mark.parametrize(
+    "harm", ["remove", "cut", "grow", "state", "version", "words", "below", "beyond", "settings", "list", "no state"]
+)
 def test_an_incomplete_one_is_never_taken(tmp_path: Path, harm: str) -> None:
     good, bad = make(tmp_path, 1), make(tmp_path, 2)
     state, weights = bad / "training" / "state.json", bad / "model.safetensors"
@@ -104,6 +106,10 @@ def test_an_incomplete_one_is_never_taken(tmp_path: Path, harm: str) -> None:
         state.write_text(json.dumps(json.loads(state.read_text()) | {"version": 99}))
     elif harm == "words":
         state.write_text(json.dumps(json.loads(state.read_text()) | {"step": "two"}))
+    elif harm in ("below", "beyond"):
+        state.write_text(json.dumps(json.loads(state.read_text()) | {"step": -1 if harm == "below" else 2**63}))
+    elif harm == "settings":
+        state.write_text(json.dumps(json.loads(state.read_text()) | {"config": None}))
     elif harm == "list":
         state.write_text(json.dumps(json.loads(state.read_text()) | {"files": ["model.safetensors"]}))
     else:
@@ -112,6 +118,15 @@ def test_an_incomplete_one_is_never_taken(tmp_path: Path, harm: str) -> None:
     with pytest.raises(TrainError) as caught:
         read_state(bad)
     assert str(bad) in str(caught.value)
+
+
+def test_one_damaged_at_its_right_size_is_said_in_words(tmp_path: Path) -> None:
+    folder = make(tmp_path, 1)
+    path = folder / "training" / "optimizer-00000-of-00001.safetensors"
+    path.write_bytes(bytes(path.stat().st_size))
+    read_state(folder)
+    with pytest.raises(TrainError, match=f"{path}: damaged.*resume never"):
+        list(checkpoint_entries(folder))
 
 
 def test_rotation_keeps_the_newest_of_its_own_run(tmp_path: Path) -> None:

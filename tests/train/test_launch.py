@@ -65,7 +65,7 @@ def test_variables_that_say_the_same_are_fine() -> None:
         ({"NNODES": "2", "RANK": "0"}, "MASTER_ADDR: 2 machines need a meeting point"),
         ({"WORLD_SIZE": "2", "RANK": "2", "MASTER_ADDR": "a"}, "RANK: machine 2 of 2 does not exist"),
         ({"RANK": "1"}, "RANK: machine 1 of 1 does not exist"),
-        ({"NNODES": "2", "MASTER_ADDR": "a"}, "which one is this"),
+        ({"NNODES": "2", "MASTER_ADDR": "a"}, "which of the 2 machines this is"),
         ({"NNODES": "2", "WORLD_SIZE": "3"}, "NNODES=2 and WORLD_SIZE=3 contradict"),
         ({"NPROC_PER_NODE": "2", "GPUS_PER_NODE": "4"}, "contradict"),
         ({"RANK": "0", "NODE_RANK": "1", "NNODES": "2", "MASTER_ADDR": "a"}, "contradict"),

@@ -76,6 +76,18 @@ def test_a_continued_file_drops_later_and_torn_rows(tmp_path: Path) -> None:
     keep_rows(tmp_path / "none", 3)
 
 
+def test_a_new_run_puts_the_rows_of_earlier_ones_aside(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for step in (1, 2, 3):
+        metrics = Metrics(World(), tmp_path, step=0, total=9, report_to=(), config={})
+        metrics.write({"step": step})
+        metrics.close()
+    kept = {path.name: json.loads(path.read_text())["step"] for path in tmp_path.iterdir()}
+    assert kept == {"metrics.1.jsonl": 1, "metrics.2.jsonl": 2, "metrics.jsonl": 3}
+    assert f"now in {tmp_path / 'metrics.2.jsonl'}" in capsys.readouterr().out
+    Metrics(World(), tmp_path, step=3, total=9, report_to=(), config={}).close()
+    assert json.loads((tmp_path / "metrics.jsonl").read_text()) == {"step": 3}
+
+
 def test_tensorboard_and_wandb_are_refused_when_missing_and_used_when_there(tmp_path: Path) -> None:
     pytest.importorskip("tensorboard")
     metrics = Metrics(World(), tmp_path, step=0, total=2, report_to=("tensorboard",), config={})

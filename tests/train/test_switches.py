@@ -59,9 +59,14 @@ def test_an_unknown_switch_is_a_warning_with_the_nearest_real_one() -> None:
         Switches.from_env(ON | {"DM05_DATASETS": "x.toml", "DM05_DDP_BUCKET_CAP_MB": "25", "DM05_PREP_STALL_S": "5"})
 
 
-def acceleration(*, size: int = 1, parallel: str = "ddp", **environ: str) -> Acceleration:
+def test_the_matmul_precision_is_a_switch_too() -> None:
+    for value, meant in {"1": "high", "0": "highest", "medium": "medium"}.items():
+        assert Switches.from_env(ON | {"DM05_PERF_R10_MATMUL_PRECISION": value}).matmul_precision == meant
+
+
+def acceleration(*, size: int = 1, parallel: str = "ddp", optim: str = "adamw", **environ: str) -> Acceleration:
     switches = Switches.from_env(ON | environ)
-    return Acceleration(switches=switches, world=World(size=size), parallel=parallel, mode="fp32")
+    return Acceleration(switches=switches, world=World(size=size), parallel=parallel, mode="fp32", optim=optim)
 
 
 def test_what_cannot_apply_says_why() -> None:
@@ -71,6 +76,9 @@ def test_what_cannot_apply_says_why() -> None:
     assert here.on("restructure")
     assert here.adamw() is AdamW
     assert "DM05_PERF_R18_CUDA_GRAPH: off (no GPU)" in here.report()
+    assert "DM05_PERF_R10_MATMUL_PRECISION: highest" in here.report()
+    assert "DM05_MUON_BATCHED_GATHER: off (the optimizer is adamw)" in here.report()
+    assert acceleration(optim="muon_adamw").on("muon_batched_gather")
     sharded = acceleration(size=2, parallel="fsdp")
     assert "FSDP" in sharded.fallbacks["restructure"] and sharded.trims and not sharded.on("restructure")
     assert any("R16_MODULE_REORDER: in part (FSDP" in line for line in sharded.report())
@@ -93,10 +101,17 @@ def test_bench_times_plain_and_all(tmp_path: Path, capsys: pytest.CaptureFixture
     where = ["--model-config", str(GOLDEN / "tiny_dm05" / "config.json"), "--out", str(tmp_path)]
     assert main([*flags.split(), *where]) == 0
     printed = capsys.readouterr().out
+    assert "(off: R1, no GPU; " in printed
     losses = {line.rsplit("|", 2)[1].strip() for line in printed.splitlines() if "(fp32)" in line}
     assert len(losses) == 1
     assert (tmp_path / "bench.json").is_file()
     assert (tmp_path / "bench.png").is_file()
+
+
+@pytest.mark.parametrize("words", ["--steps 0", "--prefix 9", "--padded 8", "--chunk-size -1"])
+def test_bench_refuses_what_it_cannot_time(words: str) -> None:
+    with pytest.raises(UsageError, match=words.split()[0]):
+        main(["--model-config", str(GOLDEN / "tiny_dm05" / "config.json"), *words.split()])
 
 
 def test_bench_refuses_cases_it_does_not_know() -> None:

@@ -177,6 +177,23 @@ def test_a_checkpoint_that_was_cut_short(workspace: Path, unbroken: Path, tmp_pa
     fails(done, "model.safetensors", "cut to 1000 of")
 
 
+DAMAGED = {
+    "config.json": "config.json: cannot read the model's configuration",
+    "training/rng.safetensors": "rng.safetensors: damaged",
+    "training/optimizer-00000-of-00001.safetensors": "of-00001.safetensors: damaged",
+    "model.safetensors": "is not a safetensors file",
+}
+
+
+@pytest.mark.parametrize("name", list(DAMAGED))
+def test_a_checkpoint_damaged_at_its_right_size(workspace: Path, unbroken: Path, tmp_path: Path, name: str) -> None:
+    broken = shutil.copytree(unbroken / "checkpoint-000004", tmp_path / "checkpoint-000004")
+    (broken / name).write_bytes(bytes((broken / name).stat().st_size))
+    done = run(flags(workspace, tmp_path / "out", model_config__model_name_or_path=broken))
+    fails(done, str(broken), DAMAGED[name])
+    assert "bug" not in done.stderr
+
+
 def test_latest_passes_over_an_incomplete_one(workspace: Path, unbroken: Path, tmp_path: Path) -> None:
     output = shutil.copytree(unbroken, tmp_path / "outputs")
     (output / "checkpoint-000006" / "training" / "state.json").unlink()
@@ -195,10 +212,12 @@ def test_weights_of_another_model(workspace: Path, tmp_path: Path) -> None:
 
 
 def test_no_room_for_a_checkpoint(workspace: Path, unbroken: Path, tmp_path: Path) -> None:
-    """It ends the run, the last good one stays and is named, and nothing half written is left."""
+    """It ends the run soon, the last good one stays and is named, and nothing half written is left."""
     output = shutil.copytree(unbroken, tmp_path / "outputs")
-    shutil.rmtree(output / "checkpoint-000006")
-    process = start(flags(workspace, output, steps=12, resume="latest", **SAVING), file_kb=1000)
+    (output / "checkpoint-000006").rename(output / ".checkpoint-000006.left-by-kill-9")
+    process = start(
+        flags(workspace, output, steps=9000, save_strategy="steps", save_steps=6, resume="latest"), file_kb=1000
+    )
     fails(
         finish(process), "cannot write a checkpoint: File too large", "The last good checkpoint is", "checkpoint-000004"
     )

@@ -2,7 +2,7 @@
 own way.
 
 torchrun by itself answers SIGTERM by stopping its ranks and failing, and a rank's failure by a traceback of its own.
-Here SIGTERM and SIGUSR1 go to the ranks, which save and finish, and a failure is one line.
+Here SIGTERM and SIGUSR1 go to the ranks, which save and finish, and a failure or Ctrl-C is one line.
 """
 
 from __future__ import annotations
@@ -31,19 +31,22 @@ def run_ranks(torchrun: Sequence[str], environ: Mapping[str, str], kept: Kept) -
         kept: knows what to do when a rank fails.
 
     Returns:
-        0; or 128 + the signal that arrived before the ranks were there to answer it.
+        0; or 128 + the signal that arrived before the ranks were there to answer it, or that stopped all (SIGHUP).
 
     Raises:
+        KeyboardInterrupt: Ctrl-C; the ranks have ended.
         TrainError: a rank failed, or the machines did not find each other.
     """
     from torch.distributed import DistError
     from torch.distributed import run as torch_run
+    from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.elastic.rendezvous.api import RendezvousError
 
     os.environ.clear()
     os.environ.update(environ)
-    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
+    for name in [name for name in logging.root.manager.loggerDict if name.startswith("torch.distributed.elastic")]:
+        logging.getLogger(name).setLevel(logging.CRITICAL)  # each has a level of its own
     for number in FORWARDED:
         signal.signal(number, _forward)
     arguments = torch_run.parse_args(list(torchrun))
@@ -63,6 +66,11 @@ def run_ranks(torchrun: Sequence[str], environ: Mapping[str, str], kept: Kept) -
             fix="Check MASTER_ADDR and MASTER_PORT, and that every machine was started with the same NNODES; "
             "JOIN_TIMEOUT (seconds) waits longer",
         ) from None
+    except SignalException as stopped:
+        if stopped.sigval == signal.SIGINT:
+            raise KeyboardInterrupt from None
+        print(f"stopped by {stopped.sigval.name}. {kept.advice()}", file=sys.stderr)
+        return 128 + stopped.sigval
     except _StoppedEarly as stopped:
         return 128 + stopped.number
     return 0
@@ -82,7 +90,8 @@ _forwarded: set[int] = set()
 def _ended_by_forwarded(error: object) -> int | None:
     """The signal that was handed on to ranks and ended the first of them, which was still on its way to listening."""
     code = error.get_first_failure()[1].exitcode  # type: ignore[attr-defined]
-    return -code if -code in _forwarded else None
+    number = -code if code < 0 else code - 128
+    return number if number in _forwarded else None
 
 
 def _forward(number: int, frame: FrameType | None) -> None:

@@ -7,7 +7,6 @@ Every case builds its model anew, makes optimizer steps on the same generated ba
 from __future__ import annotations
 
 import gc
-import json
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -19,8 +18,9 @@ import torch
 from dm05_schemas.errors import UsageError
 from torch import Tensor
 
+from dm05_train.config import require_number
 from dm05_train.env import World
-from dm05_train.model.config import DM05Config
+from dm05_train.model.config import DM05Config, read_settings
 from dm05_train.model.dm05 import DM05
 from dm05_train.model.noise import draw
 from dm05_train.model.weights import freeze_untrained, generate_weights
@@ -42,8 +42,10 @@ SWITCHES = (
     "cuda_graph",
 )
 FP8 = "fp8_mlp"
+TIMED = (*SWITCHES, FP8)
 RECOMPUTED = {"checkpointed": 1, "half-checkpointed": 2}  # every how many-th layer
 REAL_DIMS = 7
+LEAST_TEXT = 8
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,6 +71,13 @@ class BenchConfig:
     half-checkpointed (all, recomputing every or every second layer); or such as all-bf16."""
     out: Path | None = None
     """Folder for bench.json and bench.png."""
+
+    def __post_init__(self) -> None:
+        for name in ("per_device_batch", "prefix", "padded", "chunk_size", "steps"):
+            require_number(getattr(self, name), f"--{name.replace('_', '-')}", least=1)
+        if self.padded < self.prefix:
+            fix = "Give as many tokens as --prefix, or more"
+            raise UsageError(f"{self.padded} tokens do not hold {self.prefix}", where="--padded", fix=fix)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,7 +107,7 @@ class Result:
 
 def switches_of(names: Sequence[str]) -> Switches:
     """The master on, and of the single-GPU switches only these."""
-    chosen: dict[str, Any] = {name: name in names for name in (*SWITCHES, FP8)}
+    chosen: dict[str, Any] = {name: name in names for name in TIMED}
     return replace(Switches(enable=True), **chosen)
 
 
@@ -123,7 +132,7 @@ def cases(config: BenchConfig) -> Iterator[Case]:
         elif word in RECOMPUTED:
             yield Case(name=f"all, {word}", switches=switches_of(SWITCHES), mode=mode, checkpointing=RECOMPUTED[word])
         elif word == "fp8":
-            yield Case(name="all and FP8", switches=switches_of((*SWITCHES, FP8)), mode=mode)
+            yield Case(name="all and FP8", switches=switches_of(TIMED), mode=mode)
         elif word in ("all", *(f"all-{m}" for m in get_args(Mode))):
             chosen: Any = word.removeprefix("all-") if word != "all" else mode
             yield Case(name="all", switches=switches_of(SWITCHES), mode=chosen)
@@ -171,11 +180,23 @@ def build(config: DM05Config, mode: Mode, device: torch.device) -> DM05:
     return model
 
 
+def accelerated(case: Case, world: World) -> Acceleration:
+    """What the switches of a case come to here."""
+    return Acceleration(switches=case.switches, world=world, parallel="ddp", mode=case.mode)
+
+
+def missing(case: Case, world: World) -> str:
+    """`` (off: R1, no GPU; ...)`` of what a case names and does not get here; empty when it gets all."""
+    acceleration = accelerated(case, world)
+    off = [f"{label(name)}, {acceleration.fallbacks[name]}" for name in TIMED if name in acceleration.fallbacks]
+    return f" (off: {'; '.join(off)})" if off else ""
+
+
 def stepper(
     config: BenchConfig, case: Case, model: DM05, world: World
 ) -> tuple[Callable[[], Tensor], Callable[[], None]]:
     """(forward and backward, clip and update) of a case."""
-    acceleration = Acceleration(switches=case.switches, world=world, parallel="ddp", mode=case.mode)
+    acceleration = accelerated(case, world)
     acceleration.prepare(model)
     model.set_checkpointing(case.checkpointing)
     batch = generated_batch(model.config, config.per_device_batch, config.prefix, config.padded, world.device)
@@ -285,15 +306,19 @@ Examples:
   dm05-train bench --cases all,all-bf16,plain                    the end result alone"""
     config = read_flags(BenchConfig, BenchConfig(), arguments, "dm05-train bench", text)
     world = World.from_env({})
-    raw = json.loads(config.model_config.read_text("utf-8")) | {"chunk_size": config.chunk_size}
+    raw = read_settings(config.model_config) | {"chunk_size": config.chunk_size}
     model_config = DM05Config.from_dict(raw)
+    images = 2 * model_config.mm_tokens_per_image
+    if config.prefix < images + LEAST_TEXT:
+        fix = f"Give {images + LEAST_TEXT} or more"
+        raise UsageError(f"two images alone are {images} tokens", where="--prefix", fix=fix)
     rate = matmul_rate(world.device)
     flops = step_flops(model_config, config.per_device_batch, config.prefix)
     results: list[Result] = []
     for case in cases(config):
         try:
             results.append(measure(config, case, model_config, world))
-            print(f"{case.name}: {results[-1].step_seconds:.4f} s", flush=True)
+            print(f"{case.name}: {results[-1].step_seconds:.4f} s{missing(case, world)}", flush=True)
         except torch.OutOfMemoryError:
             print(f"{case.name}: does not fit this GPU", flush=True)
         release()

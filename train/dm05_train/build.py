@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from dm05_train.config import TrainConfig
 from dm05_train.env import World, broadcast, together
-from dm05_train.model.config import DM05Config
+from dm05_train.model.config import DM05Config, read_settings
 from dm05_train.model.dm05 import DM05
 from dm05_train.model.weights import freeze_untrained, load_weights
 from dm05_train.optim.precision import Mode, resolve, weight_dtype
@@ -48,9 +48,12 @@ def small_files(folder: Path) -> list[Path]:
 
 
 def precision_mode(config: TrainConfig, folder: Path) -> Mode:
-    """The precision mode; ``auto`` follows the dtype that config.json states."""
-    dtype = json.loads((folder / "config.json").read_text("utf-8")).get("dtype", "bfloat16")
-    return resolve(config.trainer_config.precision, dtype)
+    """The precision mode; ``auto`` follows the dtype that config.json states.
+
+    Raises:
+        TrainError: config.json cannot be read.
+    """
+    return resolve(config.trainer_config.precision, read_settings(folder / "config.json").get("dtype", "bfloat16"))
 
 
 def empty_model(config: DM05Config, device: torch.device, dtype: torch.dtype) -> DM05:

@@ -31,13 +31,14 @@ from typing import Any
 import torch
 from dm05_schemas.errors import DM05Error
 from dm05_schemas.files import sync_path
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from dm05_train.errors import TrainError
 from dm05_train.staging import Staging
 
 VERSION = 1
+OTHER = "Continue from an older checkpoint, or start anew with --trainer-config.resume never"
 STATE = Path("training") / "state.json"
 DTYPES = {
     torch.float64: "F64",
@@ -187,27 +188,44 @@ def read_state(folder: Path) -> RunState:
         TrainError: it is incomplete, of another version, or unreadable.
     """
     path = folder / STATE
-    other = "Continue from an older checkpoint, or start anew with --trainer-config.resume never"
     try:
         raw = json.loads(path.read_text("utf-8"))
         version = raw["version"]
         if version != VERSION:
             raise TrainError(f"written in version {version} of the layout, this is version {VERSION}", where=path)
         state = RunState(**raw)
-        if not all(isinstance(getattr(state, name), int) for name in ("step", "samples", "seed", "dataset_samples")):
+        numbers = [getattr(state, name) for name in ("step", "samples", "seed", "dataset_samples")]
+        if not all(isinstance(number, int) and 0 <= number < 2**63 for number in numbers):
             raise ValueError("a number is due where none is")
+        if not isinstance(state.config, dict):
+            raise ValueError("settings are due where none are")
         files = dict(state.files)
     except FileNotFoundError:
-        raise TrainError(f"this checkpoint is incomplete: {STATE} is missing", where=folder, fix=other) from None
+        raise TrainError(f"this checkpoint is incomplete: {STATE} is missing", where=folder, fix=OTHER) from None
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise TrainError(f"not a training state: {error}", where=path, fix=other) from None
+        raise TrainError(f"not a training state: {error}", where=path, fix=OTHER) from None
     for name, size in files.items():
         file = folder / name
         actual = file.stat().st_size if file.is_file() else None
         if actual != size:
             found = "missing" if actual is None else f"cut to {actual} of {size} bytes"
-            raise TrainError(f"this checkpoint is incomplete: {name} is {found}", where=folder, fix=other)
+            raise TrainError(f"this checkpoint is incomplete: {name} is {found}", where=folder, fix=OTHER)
     return state
+
+
+@contextlib.contextmanager
+def opened(path: Path) -> Iterator[Any]:
+    """A safetensors file of a checkpoint.
+
+    Raises:
+        TrainError: it is damaged, or a tensor is not in it.
+    """
+    try:
+        with safe_open(path, framework="pt", device="cpu") as file:
+            yield file
+    except SafetensorError as error:
+        what = f"damaged, though of the right size: {str(error).splitlines()[0]}"
+        raise TrainError(what, where=path, fix=OTHER) from None
 
 
 def checkpoint_entries(folder: Path, *, weights_too: bool = False) -> Iterator[tuple[str, str, Tensor]]:
@@ -219,7 +237,7 @@ def checkpoint_entries(folder: Path, *, weights_too: bool = False) -> Iterator[t
     if weights_too:
         files.insert(0, folder / "model.safetensors")
     for path in files:
-        with safe_open(path, framework="pt", device="cpu") as file:
+        with opened(path) as file:
             for key in file.keys():  # noqa: SIM118 (not a dict)
                 kind, _, name = key.partition(":") if path.parent != folder else ("master", "", key)
                 yield kind, name, file.get_tensor(key)

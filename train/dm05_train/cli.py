@@ -12,6 +12,7 @@ from typing import TypeVar
 from dm05_schemas.cli import run
 from dm05_schemas.errors import UsageError
 from dm05_schemas.flags import parse_flags
+from dm05_schemas.stops import end_at_once
 
 from dm05_train.config import TrainConfig
 from dm05_train.errors import TrainError
@@ -30,7 +31,7 @@ Examples:
   dm05-train                                              the workspace here, its released weights, 300 steps
   dm05-train --workspace W --trainer-config.num-train-steps 2000 --trainer-config.save-strategy steps
   dm05-train --model-config.model-name-or-path OUTPUT/checkpoint-000100      goes on where that run stopped
-  torchrun --nproc-per-node 8 -m dm05_train.cli --trainer-config.per-device-train-batch-size 4
+  torchrun --nproc-per-node 8 -m dm05_train --trainer-config.per-device-train-batch-size 4
 
 Alone on a machine with several GPUs it starts torchrun itself; for several machines use
 scripts/run_full_sft_distributed.sh. Dashes and underscores mean the same in a flag. A flag beats an environment
@@ -97,9 +98,10 @@ def installed() -> int:
 
 
 def main() -> None:
-    """Entry point."""
+    """Run the command and exit; :mod:`dm05_train.__main__` is where the console script begins."""
     run(installed, "dm05-train")
 
 
 if __name__ == "__main__":
+    end_at_once("dm05-train", silent="LOCAL_RANK" in os.environ)
     main()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from dm05_schemas.files import expanded
 from dm05_schemas.registry import DatasetSpec
 from dm05_schemas.stats import NormStats, find_stats, stats_stem
 from dm05_schemas.workspace import Workspace
@@ -44,7 +45,7 @@ def statistics(config: TrainConfig, world: World, workspace: Workspace, spec: Da
     def read_or_compute() -> Statistics | None:
         if not world.is_main:
             return None
-        root = config.data_config.norm_stats_root or workspace.norm_stats_dir
+        root = expanded(config.data_config.norm_stats_root or workspace.norm_stats_dir)
         if start.state is not None and stats_files(start.folder / "norm_stats", key):
             root = start.folder / "norm_stats"
         elif not stats_files(root, key):

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 
 from dm05_schemas.cli import run
 from dm05_schemas.errors import UsageError
+from dm05_schemas.stops import end_at_once
 from dm05_schemas.workspace import Workspace
 
 from dm05_train.agent import run_ranks
@@ -56,7 +57,7 @@ class Plan:
         return [
             *(f"--nnodes={self.nodes}", f"--nproc-per-node={self.per_node}"),
             *meet,
-            *("-m", "dm05_train.cli", *arguments),
+            *("-m", "dm05_train", *arguments),
         ]
 
     def environment(self, environ: Mapping[str, str]) -> dict[str, str]:
@@ -103,7 +104,7 @@ def plan(environ: Mapping[str, str], gpus: int) -> Plan:
         )
     if machines > 1 and node is None:
         raise UsageError(
-            f"{machines} machines, but which one is this?",
+            f"it is not said which of the {machines} machines this is",
             where="RANK",
             fix=f"Set RANK to 0 on the first machine, up to {machines - 1}",
         )
@@ -222,4 +223,5 @@ def main() -> int:
 
 
 if __name__ == "__main__":
+    end_at_once("run_full_sft_distributed.sh")
     run(main, "run_full_sft_distributed.sh")

@@ -140,7 +140,7 @@ def run_steps(run: Run, saver: Saver, metrics: Metrics, stop: StopSignal) -> Non
         rate = run.rate()
         loss, norm = train_step(run)
         watch.account(log.add(run.step, rate, loss, norm))
-        stopping = stop.agreed()
+        stopping = stop.agreed(failed=saver.failed)  # no step is worth making for a checkpoint that cannot be written
         last = run.step == trainer.num_train_steps
         due = trainer.save_strategy == "steps" and run.step % trainer.save_steps == 0
         if stopping or due or (last and trainer.save_at_end):

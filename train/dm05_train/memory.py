@@ -26,6 +26,7 @@ from dm05_train.perf.ops.fp8 import gated_mlp_fp8
 from dm05_train.perf.restructure import restructure
 from dm05_train.perf.switches import Switches
 from dm05_train.snapshot import SPARE_GPU_BYTES
+from dm05_train.start import absolute
 
 GIB = float(2**30)
 TEXT_TOKENS = 56
@@ -261,7 +262,7 @@ Examples:
     config = read_flags(MemoryConfig, MemoryConfig.defaults(os.environ), arguments, "dm05-train memory", text)
     workspace, switches = Workspace.resolve(config.workspace), Switches.from_env(os.environ)
     spec = lookup(config.data_config.dataset_name, workspace)
-    folder = config.model_config.model_name_or_path or workspace.checkpoint_dir
+    folder = absolute(config.model_config.model_name_or_path or workspace.checkpoint_dir)
     model = DM05Config.from_json(folder)
     mode = precision_mode(config, folder)
     sharded = config.gpus > 1 and config.trainer_config.parallel == "fsdp"

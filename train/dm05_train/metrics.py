@@ -17,6 +17,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -128,7 +129,7 @@ class Metrics:
 
     Args:
         output: the run's folder; ``metrics.jsonl`` in it is continued up to ``step`` and rewritten from there.
-        step: steps already done (0 for a new run, which starts a new file).
+        step: steps already done (0 for a new run, which starts a new file; an earlier run's is put aside).
         total: steps of the whole run, for the bar.
         report_to: "tensorboard" and "wandb".
         config: the run's settings, for W&B.
@@ -154,11 +155,14 @@ class Metrics:
             return
         output.mkdir(parents=True, exist_ok=True)
         self.path = output / "metrics.jsonl"
+        aside = put_aside(self.path) if step == 0 else None
         keep_rows(self.path, step)
         self._file = self.path.open("a", encoding="utf-8")
         self._bar = tqdm(
             total=total, initial=step, unit="step", desc="train", disable=not sys.stderr.isatty(), dynamic_ncols=True
         )
+        if aside is not None:
+            self.say(f"the metrics of an earlier run are now in {aside}")
         self._board = self._wandb = None
         if "tensorboard" in report_to:
             from torch.utils.tensorboard import SummaryWriter
@@ -231,6 +235,16 @@ class Metrics:
             self._board.close()
         if self._wandb is not None:
             self._wandb.finish()
+
+
+def put_aside(path: Path) -> Path | None:
+    """Rename the rows of another run to the first of ``metrics.1.jsonl``, ``metrics.2.jsonl`` ... that is free; None
+    where there are none."""
+    if not path.exists() or path.stat().st_size == 0:
+        return None
+    names = (path.with_name(f"{path.stem}.{number}{path.suffix}") for number in count(1))
+    free = next(name for name in names if not name.exists())
+    return path.rename(free)
 
 
 def keep_rows(path: Path, step: int) -> None:

@@ -7,6 +7,7 @@ for the notes, adds the small files, and publishes.
 from __future__ import annotations
 
 import contextlib
+import errno
 import shutil
 import threading
 import time
@@ -16,13 +17,14 @@ from pathlib import Path
 
 import torch
 
-from dm05_train.checkpoint import checkpoint_name, clean, publish, rotate, write_tensors
+from dm05_train.checkpoint import checkpoint_name, publish, rotate, write_tensors
 from dm05_train.env import World
 from dm05_train.errors import TrainError
 from dm05_train.snapshot import PARTS_WHEN_LARGE, Snapshot
 from dm05_train.staging import Staging
 
 POLL_SECONDS = 0.05
+FULL = (errno.ENOSPC, errno.EDQUOT)
 NO_NOTE = "could not write its part, nor a note of why (the disk may be full)"
 
 
@@ -54,8 +56,11 @@ class Saver:
         self._staging = Staging(world.device, PARTS_WHEN_LARGE + 1 if world.node == 0 else 0)
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
-        if world.is_main:
-            clean(output)
+
+    @property
+    def failed(self) -> bool:
+        """Whether what was being written could not be; ``wait`` says why."""
+        return self._error is not None
 
     def save(self, snapshot: Snapshot) -> None:
         """Start writing; waits for the one before to be published.
@@ -81,8 +86,12 @@ class Saver:
             error, self._error = self._error, None
             where = getattr(error, "filename", None) or self.output
             reason = getattr(error, "strerror", None) or error
-            good = f"The last good checkpoint is {self.last}" if self.last else "There is no earlier checkpoint"
-            raise TrainError(f"cannot write a checkpoint: {reason}", where=where, fix=good) from None
+            mend = "make room there (df, df -i)" if getattr(error, "errno", None) in FULL else "mend that"
+            fix = f"There is no earlier checkpoint: {mend}, then start again"
+            if self.last:
+                go_on = f"continue with --model-config.model-name-or-path {self.last}"
+                fix = f"The last good checkpoint is {self.last}: {mend}, then {go_on}"
+            raise TrainError(f"cannot write a checkpoint: {reason}", where=where, fix=fix) from None
 
     def _run(self, snapshot: Snapshot) -> None:
         self._use_own_gpu()

@@ -14,10 +14,9 @@ import torch
 import torch.distributed as dist
 from dm05_schemas.files import expanded
 from dm05_schemas.workspace import Workspace
-from safetensors import safe_open
 from torch import Tensor
 
-from dm05_train.checkpoint import RunState, checkpoint_entries, latest, read_state
+from dm05_train.checkpoint import RunState, checkpoint_entries, latest, opened, read_state
 from dm05_train.config import TrainConfig, as_plain, is_run_checkpoint
 from dm05_train.env import World, broadcast, together
 from dm05_train.errors import TrainError
@@ -146,7 +145,7 @@ def changed_settings(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[
     for name, value in now.items():
         if name in WITHOUT_EFFECT or name not in before:
             continue
-        if isinstance(value, Mapping):
+        if isinstance(value, Mapping) and isinstance(before[name], Mapping):
             changes += changed_settings(before[name], value)
         elif value != before[name]:
             changes.append(f"{name.replace('_', '-')} {before[name]} -> {value}")
@@ -192,10 +191,13 @@ def optimizer_entries(world: World, state: RunState, folder: Path, *, broadcasti
 
 def read_rng(world: World, folder: Path) -> Tensor:
     """The state of torch's generator in a checkpoint, as rank 0 reads it."""
-    state = None
-    if world.is_main:
-        with safe_open(folder / "training" / "rng.safetensors", framework="pt", device="cpu") as file:
-            state = file.get_tensor("cpu")
-    state = broadcast(world, state)
+
+    def read() -> Tensor | None:
+        if not world.is_main:
+            return None
+        with opened(folder / "training" / "rng.safetensors") as file:
+            return file.get_tensor("cpu")
+
+    state = broadcast(world, together(world, read))
     assert state is not None
     return state

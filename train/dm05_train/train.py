@@ -12,6 +12,7 @@ from dm05_schemas.registry import lookup
 from dm05_schemas.workspace import Workspace
 
 from dm05_train.build import checkpoint_files, load_model, precision_mode, share_small_files
+from dm05_train.checkpoint import clean
 from dm05_train.config import TrainConfig, as_plain
 from dm05_train.data.loader import Loader
 from dm05_train.env import World, broadcast, first_line, join, leave, lost_peers, speaking_in_turn, together
@@ -86,9 +87,11 @@ def prepare(config: TrainConfig, world: World, switches: Switches, workspace: Wo
     dataset = together(world, lambda: training_data(config, workspace, spec, found.stats))
     together(world, lambda: check_position(start, len(dataset)))
     folder = share_small_files(world, start.folder) if broadcasting else start.folder
-    mode = precision_mode(config, folder)
+    mode = together(world, lambda: precision_mode(config, folder))
     model = load_model(config, world, folder, mode)
-    acceleration = Acceleration(switches=switches, world=world, parallel=trainer.parallel, mode=mode)
+    acceleration = Acceleration(
+        switches=switches, world=world, parallel=trainer.parallel, mode=mode, optim=config.optimizer_config.optim
+    )
     acceleration.prepare(model)
     prompts = together(world, lambda: prompt_builder(config, folder, model.config, spec))
     bucket_mb = switches.bucket_cap_mb if acceleration.on("ddp_bucket") else None
@@ -106,7 +109,10 @@ def prepare(config: TrainConfig, world: World, switches: Switches, workspace: Wo
     )
     if state is not None:
         entries = optimizer_entries(world, state, start.folder, broadcasting=broadcasting)
-        restore(optimizer, model, entries, threads=1 if broadcasting else READERS)
+        if broadcasting:
+            restore(optimizer, model, entries)
+        else:
+            together(world, lambda: restore(optimizer, model, entries, threads=READERS))
         torch.set_rng_state(read_rng(world, start.folder))
     loader = training_loader(
         config, world, model.config, dataset, prompts, seed=seed, position=position, trimmed=acceleration.trims
@@ -138,19 +144,7 @@ def _train(
     start = agree_on_start(config, world, workspace)
     ready = prepare(config, world, switches, workspace, start)
     run = ready.run
-    metrics = together(
-        world,
-        lambda: Metrics(
-            world,
-            output,
-            step=run.step,
-            total=trainer.num_train_steps,
-            report_to=trainer.report_to,
-            config=as_plain(config),
-            name=run.name,
-            advice=kept.advice,
-        ),
-    )
+    metrics = together(world, lambda: open_metrics(run, kept))
     metrics.say(start.note)
     run.backward = ready.acceleration.backward(run.loss_of, run.wrapped, metrics.say) or run.eager_backward
     for line in ready.acceleration.report() if switches.on("log") else ():
@@ -176,6 +170,23 @@ def _train(
         ready.loader.close()
         metrics.close()
     return 0
+
+
+def open_metrics(run: Run, kept: Kept) -> Metrics:
+    """The metrics of a run that is about to begin, in an output folder without what a killed one left half written."""
+    if run.world.is_main:
+        clean(kept.output)  # before anything is written: it may be what fills the disk
+    trainer = run.config.trainer_config
+    return Metrics(
+        run.world,
+        kept.output,
+        step=run.step,
+        total=trainer.num_train_steps,
+        report_to=trainer.report_to,
+        config=as_plain(run.config),
+        name=run.name,
+        advice=kept.advice,
+    )
 
 
 def run_shape(ready: Prepared) -> Shape:

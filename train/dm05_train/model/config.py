@@ -147,18 +147,36 @@ class DM05Config:
             raise TrainError(
                 f"the key {error} is missing", where="config.json", fix="Is this a DM05 checkpoint?"
             ) from None
+        except (TypeError, ValueError, AttributeError, ZeroDivisionError) as error:
+            what = f"not a DM05 configuration: {error}"
+            raise TrainError(what, where="config.json", fix="Is this a DM05 checkpoint?") from None
 
     @classmethod
     def from_json(cls, path: Path) -> DM05Config:
         """Read a checkpoint's config.json (``path``: the file or its folder)."""
         path = path / "config.json" if path.is_dir() else path
+        raw = read_settings(path)
         try:
-            return cls.from_dict(json.loads(path.read_text("utf-8")))
-        except (OSError, json.JSONDecodeError) as error:
-            raise TrainError(
-                f"cannot read the model's configuration: {error}",
-                where=path,
-                fix="Run dm05-prep model, or name a checkpoint with --model-config.model-name-or-path",
-            ) from None
+            return cls.from_dict(raw)
         except TrainError as error:
             raise TrainError(error.what, where=path, fix=error.fix) from None
+
+
+def read_settings(path: Path) -> dict[str, Any]:
+    """What a config.json holds.
+
+    Raises:
+        TrainError: it cannot be read, or holds something else than settings.
+    """
+    try:
+        raw = json.loads(path.read_text("utf-8"))
+        if not isinstance(raw, dict):
+            raise ValueError("no settings in it")
+    except (OSError, ValueError) as error:
+        reason = (error.strerror or str(error)) if isinstance(error, OSError) else str(error)
+        raise TrainError(
+            f"cannot read the model's configuration: {reason}",
+            where=path,
+            fix="Run dm05-prep model, or name a checkpoint with --model-config.model-name-or-path",
+        ) from None
+    return raw

@@ -30,6 +30,7 @@ class Acceleration:
     world: World
     parallel: str
     mode: Mode
+    optim: str = "adamw"
     fallbacks: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -54,6 +55,7 @@ class Acceleration:
             "restructure": f"{sharded}: prompts are trimmed, the rest is not done" if sharded else None,
             "cuda_graph": no_gpu or sharded or (None if self.switches.on("language_sync") else "R13 is off: it syncs"),
             "fp8_mlp": no_gpu or no_triton or sharded or self._no_fp8(),
+            "muon_batched_gather": None if self.optim == "muon_adamw" else f"the optimizer is {self.optim}",
         }
 
     def _no_fp8(self) -> str | None:
@@ -85,6 +87,9 @@ class Acceleration:
         for name, variable in Switches.variables().items():
             state = self.state(name)
             lines.append(f"{variable}: {state}" + (f" ({self.fallbacks[name]})" if name in self.fallbacks else ""))
+            if name == "tf32_matmul":
+                precision = self.switches.matmul_precision if self.on(name) else "highest"
+                lines.append(f"DM05_PERF_R10_MATMUL_PRECISION: {precision}")
         return lines
 
     def prepare(self, model: DM05) -> None:

@@ -17,7 +17,7 @@ from dm05_train.config import whole_number
 
 TRUE, FALSE = {"1", "true", "on", "yes"}, {"0", "false", "off", "no"}
 MOST_MB = 1_000_000
-PRECISIONS = ("highest", "high", "medium")
+PRECISIONS = {"highest": "highest", "high": "high", "medium": "medium", "1": "high", "0": "highest"}
 # Variables that begin with DM05_ and are read elsewhere, and the beginning of those that dm05-prep reads.
 OTHERS = {"DM05_DATASETS"}
 PREP = "DM05_PREP_"
@@ -74,9 +74,9 @@ class Switches:
                 raise UsageError(
                     f"{text!r} is not a precision",
                     where="DM05_PERF_R10_MATMUL_PRECISION",
-                    fix=f"Use one of {', '.join(PRECISIONS)}",
+                    fix="Use highest, high or medium; 1 means high, 0 highest",
                 )
-            values["matmul_precision"] = text
+            values["matmul_precision"] = PRECISIONS[text]
         _warn_unknown(environ, set(cls.variables().values()))
         return cls(**values)  # type: ignore[arg-type]
 
