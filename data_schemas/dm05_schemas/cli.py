@@ -62,7 +62,8 @@ def _exit_code(main: Callable[[], int | None], prog: str) -> int:
     except DM05Error as error:
         return _fail(prog, str(error), error.exit_code)
     except KeyboardInterrupt as error:
-        return last_line(prog, signal.SIGTERM if isinstance(error, Terminated) else signal.SIGINT)
+        number = signal.SIGTERM if isinstance(error, Terminated) else signal.SIGINT
+        return last_line(prog, number, *map(str, error.args[:1]))
     except OSError as error:
         if isinstance(error, BrokenPipeError) and _stdout_is_gone():
             return BROKEN_PIPE

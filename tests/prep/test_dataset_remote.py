@@ -77,8 +77,9 @@ def test_a_signal_at_any_time_and_again(place: Place, tmp_path: Path, number: in
         time.sleep(random.uniform(0, 0.2))
         child.send_signal(number)
         started = time.monotonic()
-        finish(child)
+        said = finish(child)
         assert time.monotonic() - started < 1.5
+        assert number == signal.SIGKILL or said.endswith("ted. The same command goes on where it stopped\n")
     place.service.order(rate=0)
     child = start(place, tmp_path)
     said = finish(child)
@@ -87,6 +88,15 @@ def test_a_signal_at_any_time_and_again(place: Place, tmp_path: Path, number: in
     assert not (tmp_path / "parts").exists()
     in_flight = 2 * 8 * 256 * 1024
     assert place.service.sent("libero.tar") < total + in_flight, "what had arrived is not fetched again"
+
+
+def test_what_starts_over_does_not_say_that_it_goes_on(place: Place, tmp_path: Path) -> None:
+    place.service.order(rate=1_500_000)
+    child = start(place, tmp_path, "--force")
+    while child.poll() is None and not place.service.sent("libero.tar"):
+        time.sleep(0.02)
+    child.send_signal(signal.SIGINT)
+    assert finish(child).endswith("dm05-prep: interrupted\n")
 
 
 def test_a_dry_run_fetches_nothing(place: Place, tmp_path: Path) -> None:

@@ -138,8 +138,10 @@ def test_signals_end_it_within_a_second_and_it_continues(
     started = time.monotonic()
     _, said = child.communicate(timeout=20)
     assert time.monotonic() - started < 1.0
-    ends = {signal.SIGINT: (130, "dm05-prep: interrupted"), signal.SIGTERM: (143, "dm05-prep: terminated")}
-    assert (child.returncode, said.splitlines()[-1]) == ends[signal.Signals(number)]
+    ends = {signal.SIGINT: (130, "interrupted"), signal.SIGTERM: (143, "terminated")}
+    code, word = ends[signal.Signals(number)]
+    last = f"dm05-prep: {word}. The same command goes on where it stopped"
+    assert (child.returncode, said.splitlines()[-1]) == (code, last)
     there = sum(json.loads(state.read_text())["done"])
     assert 0 < there < size
     place.service.order(rate=0, forget=True)
