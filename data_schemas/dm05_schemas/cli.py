@@ -25,6 +25,7 @@ _MENDS = {
     errno.EROFS: "Choose a folder that can be written to",
     errno.EACCES: "Choose another place, or have its owner give you access",
     errno.ENOTDIR: "A file stands where a folder must be: move it away, or choose another folder",
+    errno.EISDIR: "A folder stands where a file must be: move it away, or choose another folder",
     errno.EMFILE: "Allow more open files (ulimit -n 4096), then run the same command again",
 }
 

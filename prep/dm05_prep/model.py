@@ -165,7 +165,7 @@ def fetch_files(source: Source, plans: list[FilePlan], folder: Path, *, quiet: b
         except OSError as error:
             if not is_full(error):
                 raise
-            raise full_error(folder) from None
+            raise full_error(error, folder) from None
         finally:
             stop.set()
 
