@@ -26,6 +26,7 @@ _MENDS = {
     errno.EACCES: "Choose another place, or have its owner give you access",
     errno.ENOTDIR: "A file stands where a folder must be: move it away, or choose another folder",
     errno.EISDIR: "A folder stands where a file must be: move it away, or choose another folder",
+    errno.EFBIG: "That disk, or a limit (ulimit -f), has no room for one file of that size: choose another disk",
     errno.EMFILE: "Allow more open files (ulimit -n 4096), then run the same command again",
 }
 

@@ -125,6 +125,7 @@ def extract(
     except OSError as error:
         if is_full(error):
             raise full_error(error, target) from error
+        error.filename = error.filename or str(target)
         raise
     finally:
         ledger.forget_if_empty()

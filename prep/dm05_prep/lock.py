@@ -9,6 +9,7 @@ import os
 import socket
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 
@@ -43,8 +44,9 @@ class WorkspaceLock:
             "since": time.strftime("%Y-%m-%d %H:%M:%S"),
             "command": " ".join(["dm05-prep" if program == "__main__.py" else program, *sys.argv[1:]])[:500],
         }
-        os.truncate(self._file, 0)
-        os.pwrite(self._file, json.dumps(holder).encode(), 0)
+        with suppress(OSError):  # a full disk: only the name of the holder would be missed
+            os.truncate(self._file, 0)
+            os.pwrite(self._file, json.dumps(holder).encode(), 0)
         return self
 
     def __exit__(

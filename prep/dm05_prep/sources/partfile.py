@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-from dm05_schemas.files import naming, sync_path
+from dm05_schemas.files import sync_path
 
 from dm05_prep.console import human_bytes
 from dm05_prep.errors import PrepError
@@ -223,8 +223,7 @@ class PartFile:
         self._numbers_at = len(text.encode())
         text += ",".join(f"{span.position - span.first:{_DIGITS}}" for span in self.spans) + "]}\n"
         temporary = self.state_path.with_name(self.state_path.name + ".new")
-        with naming(temporary):
-            temporary.write_text(text, encoding="utf-8")
+        temporary.write_text(text, encoding="utf-8")
         os.replace(temporary, self.state_path)
         if self._state >= 0:
             os.close(self._state)
@@ -232,8 +231,7 @@ class PartFile:
 
     def _record(self, span: Span) -> None:
         number = b"%*d" % (_DIGITS, span.position - span.first)
-        with naming(self.state_path):
-            os.pwrite(self._state, number, self._numbers_at + span.number * (_DIGITS + 1))
+        os.pwrite(self._state, number, self._numbers_at + span.number * (_DIGITS + 1))
 
 
 def arrived(target: Path) -> int:
