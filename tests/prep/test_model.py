@@ -155,9 +155,14 @@ def test_signals_end_it_within_a_second_and_it_continues(
 @pytest.mark.parametrize("source", ["remote", "local"])
 def test_a_file_that_may_not_grow_is_named(place: Place, tmp_path: Path, copy: Path, source: str) -> None:
     """A limit stands for what hinders while bytes are written: a disk that fails, one that allows no large files."""
-    words = flags(place, tmp_path) if source == "remote" else ["model", "--uri", str(copy), "--workspace", str(tmp_path)]
+    local = ["model", "--uri", str(copy), "--workspace", str(tmp_path)]
     limit = lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (40_000, 40_000))  # noqa: E731
-    done = subprocess.run([*CLI, *words], capture_output=True, text=True, preexec_fn=limit)
+    done = subprocess.run(
+        [*CLI, *(local if source == "local" else flags(place, tmp_path))],
+        capture_output=True,
+        text=True,
+        preexec_fn=limit,
+    )
     last = done.stderr.splitlines()[-1]
     assert done.returncode == 1 and "checkpoints/DM05/" in last and "File too large. That disk" in last
 
