@@ -94,10 +94,11 @@ def prepare(workspace: Workspace, spec: DatasetSpec, request: Request, *, quiet:
         DataError: a frame is at fault.
     """
     target = spec.root(workspace)
+    must_extract = request.force or _must_extract(target, request.layout)
     for folder in (workspace.root, target, partial_folder(target)):
-        check_way(folder)
+        check_way(folder, writes=must_extract)
     plan = None
-    if request.force or _must_extract(target, request.layout):
+    if must_extract:
         if not request.force:
             _refuse_foreign(target, workspace, spec)
         source = open_source(request.source, request.uri, kind="dataset", jobs=request.jobs, options=request.options)
