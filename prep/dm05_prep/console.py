@@ -59,7 +59,7 @@ class LogLines:
         self._more = ""
         self._started = time.monotonic()
         self._mark: tuple[float, float] = (self._started, initial)
-        self._due = self._started + FIRST_LINE_S / 3
+        self._due = self._started + FIRST_LINE_S / 3  # until then an earlier run's work is counted: that is no rate
 
     def __enter__(self) -> LogLines:
         return self
@@ -77,22 +77,24 @@ class LogLines:
         now = time.monotonic()
         if now < self._due:
             return
-        if now < self._started + FIRST_LINE_S:  # a rate is counted from here: what an earlier run left comes at once
+        if now < self._started + FIRST_LINE_S:
             self._due = self._started + FIRST_LINE_S
-        else:
-            self._due = now + LINE_EVERY_S
-            sys.stderr.write(f"{self._line(now)}\n")
-            sys.stderr.flush()
-        self._mark = (now, self.n)
+            self._mark = (now, self.n)
+            return
+        self._due = now + LINE_EVERY_S
+        sys.stderr.write(f"{self._line(now)}\n")
+        sys.stderr.flush()
 
     def _line(self, now: float) -> str:
         show = human_bytes if self._unit == "B" else "{:,.0f}".format
-        rate = max(0, self.n - self._mark[1]) / max(now - self._mark[0], 1e-6)
+        since, before = self._mark
+        rate = (self.n - before) / max(now - since, 1e-6)
         unit = "" if self._unit == "B" else f" {self._unit}"
         if not self._total:
             return f"{self._desc}: {show(self.n)}{unit}, {show(rate)}/s{self._more}"
         share = f"{show(self.n)} of {show(self._total)}{unit} ({int(100 * self.n / self._total)}%)"
-        left = f", {human_time((self._total - self.n) / rate)} left" if rate > 0 and self.n < self._total else ""
+        known = self.n - before >= self._total / 100 and self.n < self._total  # a few first bytes foretell nothing
+        left = f", {human_time((self._total - self.n) / rate)} left" if known else ""
         return f"{self._desc}: {share}, {show(rate)}/s{left}{self._more}"
 
 

@@ -59,14 +59,24 @@ def test_a_line_when_it_is_due_and_no_other(monkeypatch: pytest.MonkeyPatch, cap
 def test_what_an_earlier_run_left_is_no_rate(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(console, "FIRST_LINE_S", 0.3)
+    monkeypatch.setattr(console, "FIRST_LINE_S", 0.6)
     with progress(1 << 30, "B", "model") as lines:
         lines.update(1 << 29)
-        time.sleep(0.11)
-        for _ in range(5):
-            lines.update(1 << 10)
-            time.sleep(0.05)
-    assert re.fullmatch(r"model: 512\.0 MiB of 1\.0 GiB \(50%\), \d+\.\d KiB/s, .* left\n", capfd.readouterr().err)
+        for _ in range(8):
+            time.sleep(0.1)
+            lines.update(10 << 20)
+    said = re.fullmatch(
+        r"model: 5\d\d\.0 MiB of 1\.0 GiB \(5\d%\), ([\d.]+) MiB/s, .* left\n", capfd.readouterr().err
+    )
+    assert said and float(said[1]) < 110
+
+
+def test_a_few_first_bytes_foretell_nothing(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+    """As when the first member of an archive is read, and then the next part has to come."""
+    monkeypatch.setattr(console, "FIRST_LINE_S", 0)
+    with progress(1 << 30, "B", "extract") as lines:
+        lines.update(512)
+    assert re.fullmatch(r"extract: 512 B of 1\.0 GiB \(0%\), [\d.]+ [KM]?i?B/s\n", capfd.readouterr().err)
 
 
 def test_updates_that_come_rarely_and_units_without_a_total(
