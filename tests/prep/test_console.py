@@ -65,9 +65,7 @@ def test_what_an_earlier_run_left_is_no_rate(
         for _ in range(8):
             time.sleep(0.1)
             lines.update(10 << 20)
-    said = re.fullmatch(
-        r"model: 5\d\d\.0 MiB of 1\.0 GiB \(5\d%\), ([\d.]+) MiB/s, .* left\n", capfd.readouterr().err
-    )
+    said = re.fullmatch(r"model: 5\d\d\.0 MiB of 1\.0 GiB \(5\d%\), ([\d.]+) MiB/s, .* left\n", capfd.readouterr().err)
     assert said and float(said[1]) < 110
 
 
