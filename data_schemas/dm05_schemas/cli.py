@@ -25,6 +25,8 @@ _MENDS = {
     errno.EROFS: "Choose a folder that can be written to",
     errno.EACCES: "Choose another place, or have its owner give you access",
     errno.ENOTDIR: "A file stands where a folder must be: move it away, or choose another folder",
+    errno.EISDIR: "A folder stands where a file must be: move it away, or choose another folder",
+    errno.EFBIG: "That disk, or a limit (ulimit -f), has no room for one file of that size: choose another disk",
     errno.EMFILE: "Allow more open files (ulimit -n 4096), then run the same command again",
 }
 
@@ -62,7 +64,8 @@ def _exit_code(main: Callable[[], int | None], prog: str) -> int:
     except DM05Error as error:
         return _fail(prog, str(error), error.exit_code)
     except KeyboardInterrupt as error:
-        return last_line(prog, signal.SIGTERM if isinstance(error, Terminated) else signal.SIGINT)
+        number = signal.SIGTERM if isinstance(error, Terminated) else signal.SIGINT
+        return last_line(prog, number, *map(str, error.args[:1]))
     except OSError as error:
         if isinstance(error, BrokenPipeError) and _stdout_is_gone():
             return BROKEN_PIPE

@@ -41,13 +41,13 @@ def end_at_once(prog: str, *, silent: bool = False) -> None:
     atexit.register(lambda: [signal.signal(number, signal.SIG_IGN) for number in LINES])
 
 
-def last_line(prog: str, number: int) -> int:
-    """Say, once in a process, that signal ``number`` ended it; the exit code that goes with it."""
+def last_line(prog: str, number: int, more: str = "") -> int:
+    """Say, once in a process, that signal ``number`` ended it, and ``more``; the exit code that goes with it."""
     global _said
     if not _said:
         _said = True
         try:
-            os.write(2, f"{prog}: {LINES[number]}\n".encode())
+            os.write(2, f"{prog}: {LINES[number]}{more and '. '}{more}\n".encode())
         except OSError:  # nobody listens
             pass
     return 128 + number

@@ -37,6 +37,7 @@ from dm05_prep.prefetch import READING, held_at_most
 from dm05_prep.preflight import check_way
 from dm05_prep.reassemble import Plan, plan_of, reassemble
 from dm05_prep.room import room_at
+from dm05_prep.signals import going_on
 from dm05_prep.sources import SourceName, guess_source, open_source
 from dm05_prep.sources.options import NO_OPTIONS, SourceOptions
 from dm05_prep.summary import Summary, next_lines
@@ -93,15 +94,16 @@ def prepare(workspace: Workspace, spec: DatasetSpec, request: Request, *, quiet:
         DataError: a frame is at fault.
     """
     target = spec.root(workspace)
+    must_extract = request.force or _must_extract(target, request.layout)
     for folder in (workspace.root, target, partial_folder(target)):
-        check_way(folder)
+        check_way(folder, writes=must_extract)
     plan = None
-    if request.force or _must_extract(target, request.layout):
+    if must_extract:
         if not request.force:
             _refuse_foreign(target, workspace, spec)
         source = open_source(request.source, request.uri, kind="dataset", jobs=request.jobs, options=request.options)
         plan = plan_of(source, workspace, spec, request.archive)
-    with _locked(workspace):
+    with _locked(workspace), going_on(not request.force):
         if plan and not request.force and not _must_extract(target, request.layout):
             plan = None  # another run has completed it meanwhile
         extracted = _extract(plan, workspace, spec, request, quiet) if plan else None

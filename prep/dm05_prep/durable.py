@@ -6,7 +6,7 @@ import ctypes
 import os
 from pathlib import Path
 
-from dm05_schemas.files import sync_path
+from dm05_schemas.files import naming, sync_path
 
 _KEEP_SIZE_AND_PUNCH = 0x01 | 0x02  # FALLOC_FL_KEEP_SIZE | FALLOC_FL_PUNCH_HOLE
 _LIBC = ctypes.CDLL(None, use_errno=True)
@@ -15,7 +15,7 @@ _LIBC = ctypes.CDLL(None, use_errno=True)
 def write_atomic(path: Path, data: bytes) -> None:
     """Write ``data`` under a temporary name beside ``path``, make it durable, rename it."""
     temporary = path.with_name(f".{path.name}.tmp")
-    with temporary.open("wb") as file:
+    with naming(temporary), temporary.open("wb") as file:
         file.write(data)
         file.flush()
         os.fsync(file.fileno())
@@ -52,7 +52,7 @@ def free_start(path: Path, length: int) -> bool:
 def keep_tail(path: Path, start: int) -> None:
     """Replace a file by a sparse one of the same size that holds only the bytes from ``start`` on."""
     temporary = path.with_name(f".{path.name}.tmp")
-    with path.open("rb") as old, temporary.open("wb") as new:
+    with naming(temporary), path.open("rb") as old, temporary.open("wb") as new:
         size = os.fstat(old.fileno()).st_size
         old.seek(start)
         new.seek(start)

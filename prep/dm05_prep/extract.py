@@ -124,7 +124,8 @@ def extract(
         ledger.publish(then=lambda: _drop_parts(source, parts, parts_folder, options.keep_parts))
     except OSError as error:
         if is_full(error):
-            raise full_error(target) from error
+            raise full_error(error, target) from error
+        error.filename = error.filename or str(target)
         raise
     finally:
         ledger.forget_if_empty()

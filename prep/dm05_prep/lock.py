@@ -9,6 +9,7 @@ import os
 import socket
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 
@@ -21,6 +22,8 @@ LOCK_NAME = ".dm05-prep.lock"
 class WorkspaceLock:
     """Context manager; the file holds who it is, and is gone when nobody works here.
 
+    A folder that this process cannot write to is not locked: there is nothing that it could do there.
+
     Raises:
         PrepError: another process holds it; the text says which.
     """
@@ -31,7 +34,12 @@ class WorkspaceLock:
 
     def __enter__(self) -> WorkspaceLock:
         while self._file < 0:
-            file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            try:
+                file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            except OSError:
+                if os.access(self._path.parent, os.W_OK):
+                    raise
+                return self
             if self._try(file) and self._is_current(file):
                 self._file = file
             else:
@@ -43,16 +51,18 @@ class WorkspaceLock:
             "since": time.strftime("%Y-%m-%d %H:%M:%S"),
             "command": " ".join(["dm05-prep" if program == "__main__.py" else program, *sys.argv[1:]])[:500],
         }
-        os.truncate(self._file, 0)
-        os.pwrite(self._file, json.dumps(holder).encode(), 0)
+        with suppress(OSError):  # a full disk: only the name of the holder would be missed
+            os.truncate(self._file, 0)
+            os.pwrite(self._file, json.dumps(holder).encode(), 0)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._path.unlink(missing_ok=True)
-        os.close(self._file)
-        self._file = -1
+        if self._file >= 0:
+            self._path.unlink(missing_ok=True)
+            os.close(self._file)
+            self._file = -1
 
     def _try(self, file: int) -> bool:
         try:

@@ -29,6 +29,7 @@ from dm05_prep.checkpoint_check import NEEDED, check_checkpoint
 from dm05_prep.console import human_bytes, human_time, progress, say
 from dm05_prep.errors import PrepError
 from dm05_prep.room import full_error, is_full, room_at
+from dm05_prep.signals import going_on
 from dm05_prep.sources import RemoteFile, Source, SourceName, guess_source, open_source
 from dm05_prep.sources.checks import Checks, file_differences
 from dm05_prep.sources.copying import copy_verified
@@ -111,7 +112,8 @@ class ModelCommand:
         started = time.monotonic()
         if not source.owns_parts:
             check_original(source, wanted[0])
-        fetch_files(source, wanted, folder, quiet=self.quiet)
+        with going_on():
+            fetch_files(source, wanted, folder, quiet=self.quiet)
         size, seconds = sum(plan.file.size for plan in wanted), time.monotonic() - started
         say(
             f"model      {len(wanted)} of {len(plans)} files, {human_bytes(size)} in {human_time(seconds)}: {folder}",
@@ -163,7 +165,7 @@ def fetch_files(source: Source, plans: list[FilePlan], folder: Path, *, quiet: b
         except OSError as error:
             if not is_full(error):
                 raise
-            raise full_error(folder) from None
+            raise full_error(error, folder) from None
         finally:
             stop.set()
 

@@ -54,14 +54,14 @@ def check_parts(parts: PartSet, paths: list[Path]) -> None:
         )
 
 
-def check_way(folder: Path) -> None:
-    """Raise PrepError when ``folder`` cannot be made or written to: a file is in the way, or a right is missing."""
+def check_way(folder: Path, *, writes: bool = True) -> None:
+    """Raise PrepError when a file is in the way of ``folder`` or, if this run ``writes`` there, a right is missing."""
     place = next(place for place in (folder, *folder.parents) if os.path.lexists(place))
     if not place.is_dir():
         what = "a link that leads nowhere" if place.is_symlink() and not place.exists() else "a file"
         fix = "Move it away, or choose another folder with --workspace"
         raise PrepError(f"{what} stands where a folder must be", where=place, fix=fix)
-    if not os.access(place, os.W_OK | os.X_OK):
+    if writes and not os.access(place, os.W_OK | os.X_OK):
         raise PrepError("cannot be written to", where=place, fix="Choose another folder with --workspace")
 
 

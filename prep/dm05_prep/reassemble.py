@@ -12,6 +12,7 @@ from dm05_schemas.registry import DatasetSpec
 from dm05_schemas.workspace import Workspace
 
 from dm05_prep.console import human_bytes, progress, say, warn
+from dm05_prep.durable import disk_bytes
 from dm05_prep.errors import PrepError
 from dm05_prep.extract import Extracted, ExtractOptions, extract
 from dm05_prep.images import PackImages
@@ -99,6 +100,7 @@ def reassemble(plan: Plan, *, keep_parts: bool, images: PackImages | None, quiet
     """
     if plan.paths:
         check_parts(plan.parts, plan.paths)
+    _say_what_is_left(plan, quiet)
     if images is None or images.mode == "blobs":
         _check_room(plan, keep_parts)
     if plan.resume_at:
@@ -133,6 +135,16 @@ def reassemble(plan: Plan, *, keep_parts: bool, images: PackImages | None, quiet
         warn(f"{record.left_out} files of file browsers (._*, .DS_Store and the like) were left out{first}")
     say(f"extract    {record.files:,} files, {human_bytes(record.bytes)} of {plan.title}: {plan.target}", quiet)
     return result
+
+
+def _say_what_is_left(plan: Plan, quiet: bool) -> None:
+    """Name the folders of parts that this run does not use: what was fetched from a source that was then given up."""
+    used = [path.resolve() for path in (plan.parts_folder, *(plan.paths or []))]
+    for folder in sorted(plan.parts_folder.parent.glob("*")):
+        size = sum(disk_bytes(path) for path in folder.rglob("*") if path.is_file())
+        if size and not any(path.is_relative_to(folder.resolve()) for path in used):
+            mend = "Delete them, unless you kept them on purpose or for a pack that reads them"
+            say(f"left       {human_bytes(size)} of parts from elsewhere: {folder}. {mend}", quiet)
 
 
 def _check_room(plan: Plan, keep_parts: bool) -> None:

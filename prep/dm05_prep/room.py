@@ -59,12 +59,14 @@ def is_full(error: OSError) -> bool:
     return error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
-def full_error(folder: Path) -> PrepError:
-    """The error for a disk that ran out on the way."""
+def full_error(error: OSError, folder: Path) -> PrepError:
+    """The error for a disk that ran out on the way: that of the file which ``error`` names, else of ``folder``."""
+    if isinstance(error.filename, str):
+        folder = Path(folder, error.filename).parent
     free = room_at(folder)
     short = "inodes" if free.inodes is not None and free.inodes < 16 else "space"
-    return PrepError(
-        f"no {short} left on the disk ({human_bytes(free.bytes)} free)",
-        where=nearest(folder),
-        fix="Free some, then run the same command: it goes on from where it stopped",
-    )
+    what = f"no {short} left on the disk ({human_bytes(free.bytes)} free)"
+    if error.errno == errno.EDQUOT:
+        what = "this user's share of the disk (quota) is used up"
+    fix = "Free some, then run the same command: it goes on from where it stopped"
+    return PrepError(what, where=nearest(folder), fix=fix)

@@ -12,6 +12,17 @@ from dm05_schemas.stops import LINES, Terminated
 
 
 @contextmanager
+def going_on(applies: bool = True) -> Iterator[None]:
+    """A stop of the block says in its last line that nothing is lost, where that ``applies``."""
+    try:
+        yield
+    except KeyboardInterrupt as stop:
+        if applies:
+            stop.args = ("The same command goes on where it stopped",)
+        raise
+
+
+@contextmanager
 def stopping_in_order() -> Iterator[None]:
     """Within the block, the first SIGINT raises KeyboardInterrupt and the first SIGTERM Terminated in the main thread.
 

@@ -11,6 +11,8 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
+from dm05_schemas.files import naming
+
 from dm05_prep import copier
 from dm05_prep.child import Child, framed
 from dm05_prep.copier import Copy, copy_files, write_all
@@ -51,11 +53,9 @@ class TreeWriter:
         self.folder(path.rpartition("/")[0])
         file = os.open(f"{self._root}/{path}", copier.CREATE, 0o666)
         try:
-            for piece in pieces:
-                write_all(file, piece)
-        except OSError as error:
-            error.filename = path
-            raise
+            for piece in pieces:  # a part that has to come first may fail as well, with a file of its own
+                with naming(Path(f"{self._root}/{path}")):
+                    write_all(file, piece)
         finally:
             os.close(file)
 

@@ -430,6 +430,17 @@ class TestRemote:
         assert pack["blobs"][0]["path"].startswith("../../../../parts/")
         assert "nothing to do" in fetch(tmp_path / "w", "--layout", "pack").out
 
+    @pytest.mark.parametrize("inodes", [4, 5, 6])
+    def test_the_disk_of_the_parts_is_named(
+        self, tmp_path: Path, place: Remote, inodes: int, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Not the other one, which the dataset goes to; also when it is the state of a download that does not fit."""
+        for name, value in {**place.environment, "DATA_PATH": str(tmp_path / "d")}.items():
+            monkeypatch.setenv(name, value)
+        done = TestSmallDisk().on_disk(tmp_path, f"size=80m,nr_inodes={inodes}", "dataset", *place.arguments)
+        assert f"{tmp_path}/w/parts" in done.stderr and "no inodes left on the disk" in done.stderr, done.stderr
+        assert len(done.stderr.splitlines()) == 1 and done.stdout.split()[0] == "1"
+
     def test_copied_images_when_parts_are_not_kept(self, tmp_path: Path, fetch: Callable[..., Run]) -> None:
         assert fetch(tmp_path / "w", "--layout", "pack").code == 0
         pack = json.loads((tmp_path / "w/data/libero/libero_pi0_all/pack/pack.json").read_text())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -77,8 +78,9 @@ def test_a_signal_at_any_time_and_again(place: Place, tmp_path: Path, number: in
         time.sleep(random.uniform(0, 0.2))
         child.send_signal(number)
         started = time.monotonic()
-        finish(child)
+        said = finish(child)
         assert time.monotonic() - started < 1.5
+        assert number == signal.SIGKILL or said.endswith("ted. The same command goes on where it stopped\n")
     place.service.order(rate=0)
     child = start(place, tmp_path)
     said = finish(child)
@@ -87,6 +89,39 @@ def test_a_signal_at_any_time_and_again(place: Place, tmp_path: Path, number: in
     assert not (tmp_path / "parts").exists()
     in_flight = 2 * 8 * 256 * 1024
     assert place.service.sent("libero.tar") < total + in_flight, "what had arrived is not fetched again"
+
+
+def test_what_another_source_left_is_said_and_kept(place: Place, tmp_path: Path) -> None:
+    place.service.order(rate=1_500_000)
+    child = start(place, tmp_path)
+    while child.poll() is None and place.service.sent("libero.tar") < 2 * PART_BYTES:
+        time.sleep(0.02)
+    child.send_signal(signal.SIGTERM)
+    finish(child)
+    (left,) = (tmp_path / "parts").iterdir()
+    before = tree(left)
+    local = [*CLI, "dataset", "--source", "local", "--uri", str(place.folder), "--workspace", str(tmp_path)]
+    done = subprocess.run(local, capture_output=True, text=True)
+    line = rf"left       [\d.]+ [KM]iB of parts from elsewhere: {left}\. Delete them, unless "
+    assert done.returncode == 0 and re.match(line, done.stdout)
+    assert before and tree(left) == before and laid_out(tmp_path) == wanted({**FILES, **PAD})
+
+
+def test_parts_that_are_read_are_not_called_left(place: Place, tmp_path: Path) -> None:
+    assert "left  " not in finish(start(place, tmp_path, "--keep-parts"))
+    (kept,) = (tmp_path / "parts").iterdir()
+    local = [*CLI, "dataset", "--uri", str(kept), "--workspace", str(tmp_path), "--force"]
+    done = subprocess.run(local, capture_output=True, text=True)
+    assert done.returncode == 0 and done.stdout.startswith("extract  ")
+
+
+def test_what_starts_over_does_not_say_that_it_goes_on(place: Place, tmp_path: Path) -> None:
+    place.service.order(rate=1_500_000)
+    child = start(place, tmp_path, "--force")
+    while child.poll() is None and not place.service.sent("libero.tar"):
+        time.sleep(0.02)
+    child.send_signal(signal.SIGINT)
+    assert finish(child).endswith("dm05-prep: interrupted\n")
 
 
 def test_a_dry_run_fetches_nothing(place: Place, tmp_path: Path) -> None:

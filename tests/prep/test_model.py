@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import resource
 import shutil
 import signal
 import subprocess
@@ -138,8 +139,10 @@ def test_signals_end_it_within_a_second_and_it_continues(
     started = time.monotonic()
     _, said = child.communicate(timeout=20)
     assert time.monotonic() - started < 1.0
-    ends = {signal.SIGINT: (130, "dm05-prep: interrupted"), signal.SIGTERM: (143, "dm05-prep: terminated")}
-    assert (child.returncode, said.splitlines()[-1]) == ends[signal.Signals(number)]
+    ends = {signal.SIGINT: (130, "interrupted"), signal.SIGTERM: (143, "terminated")}
+    code, word = ends[signal.Signals(number)]
+    last = f"dm05-prep: {word}. The same command goes on where it stopped"
+    assert (child.returncode, said.splitlines()[-1]) == (code, last)
     there = sum(json.loads(state.read_text())["done"])
     assert 0 < there < size
     place.service.order(rate=0, forget=True)
@@ -147,6 +150,21 @@ def test_signals_end_it_within_a_second_and_it_continues(
     assert "of it are there" in dry.stdout
     assert run(*flags(place, tmp_path)).returncode == 0
     assert place.service.sent("model.safetensors") == size - there
+
+
+@pytest.mark.parametrize("source", ["remote", "local"])
+def test_a_file_that_may_not_grow_is_named(place: Place, tmp_path: Path, copy: Path, source: str) -> None:
+    """A limit stands for what hinders while bytes are written: a disk that fails, one that allows no large files."""
+    local = ["model", "--uri", str(copy), "--workspace", str(tmp_path)]
+    limit = lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (40_000, 40_000))  # noqa: E731
+    done = subprocess.run(
+        [*CLI, *(local if source == "local" else flags(place, tmp_path))],
+        capture_output=True,
+        text=True,
+        preexec_fn=limit,
+    )
+    last = done.stderr.splitlines()[-1]
+    assert done.returncode == 1 and "checkpoints/DM05/" in last and "File too large. That disk" in last
 
 
 def test_corruption_is_never_accepted(place: Place, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import random
 from pathlib import Path
 
@@ -140,5 +141,8 @@ def test_room_for_what_is_wanted_alone(tmp_path: Path) -> None:
 
 def test_a_full_disk_is_told_apart(tmp_path: Path) -> None:
     assert is_full(OSError(28, "No space left on device")) and not is_full(OSError(13, "Permission denied"))
-    assert "no space left" in str(full_error(tmp_path)) and "goes on from where it stopped" in str(full_error(tmp_path))
+    text = str(full_error(OSError(errno.ENOSPC, "No space left on device"), tmp_path))
+    assert text.startswith(f"{tmp_path}: no space left") and "goes on from where it stopped" in text
+    named = OSError(errno.EDQUOT, "Disk quota exceeded", str(tmp_path / "other" / "file"))
+    assert str(full_error(named, Path("/"))).startswith(f"{tmp_path}: this user's share of the disk (quota) is used up")
     assert room_at(tmp_path / "not" / "there") is not None

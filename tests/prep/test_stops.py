@@ -36,7 +36,10 @@ def place(request: Any, bos_process: Any, hub_process: Any, monkeypatch: pytest.
     return made
 
 
-def stopped(child: subprocess.Popen[str], place: Place, moment: str, number: signal.Signals) -> None:
+GOES_ON = ". The same command goes on where it stopped"
+
+
+def stopped(child: subprocess.Popen[str], place: Place, moment: str, number: signal.Signals, more: str = "") -> None:
     """Send the signal once the server has been asked what it never answers; check how the command ends."""
     fault = SILENT[moment]
     words = [word.strip("^$") for word in fault["match"].split("|")]
@@ -49,7 +52,7 @@ def stopped(child: subprocess.Popen[str], place: Place, moment: str, number: sig
     started = time.monotonic()
     _, said = child.communicate(timeout=30)
     assert time.monotonic() - started < 1.5, said
-    assert (child.returncode, said.strip().splitlines()[-1:]) == (ENDS[number][0], [ENDS[number][1]])
+    assert (child.returncode, said.strip().splitlines()[-1:]) == (ENDS[number][0], [ENDS[number][1] + more])
 
 
 @pytest.mark.parametrize("number", list(ENDS))
@@ -67,7 +70,7 @@ def test_a_silent_server(place: Place, tmp_path: Path, command: str, moment: str
     place.service.order(faults=[{"kind": "silent", "times": -1, **SILENT[moment]}])
     words = [command, "--source", place.kind, "--uri", place.uri, "--endpoint", place.service.url]
     child = subprocess.Popen([*CLI, *words, "--workspace", str(tmp_path / "ws")], stdout=-1, stderr=-1, text=True)
-    stopped(child, place, moment, number)
+    stopped(child, place, moment, number, "" if moment == "list" else GOES_ON)
 
 
 @pytest.mark.parametrize("number", list(ENDS))

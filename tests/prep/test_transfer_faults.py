@@ -99,6 +99,14 @@ def test_a_fault_that_passes_leaves_no_trace(place: Place, target: Path, name: s
     assert leftovers(target) == []
 
 
+def test_what_brings_enough_may_break_as_often_as_it_likes(place: Place, target: Path) -> None:
+    data = place.put(random_bytes(SIZE))
+    place.service.order(faults=[{"match": place.bodies, "kind": "short_body", "after": 50_000, "times": -1}])
+    fetch(place.open(jobs=1), target)
+    assert target.read_bytes() == data
+    assert len(place.body_requests()) > SIZE // 50_000
+
+
 RESUMED = ("reset in the body", "stall in the body", "body cut short")
 
 
@@ -120,6 +128,8 @@ FAILING: dict[str, tuple[dict[str, Any], str]] = {
     "503 always": ({"kind": "status", "status": 503, "times": -1}, "HTTP 503 Service Unavailable (8 tries"),
     "429 always": ({"kind": "status", "status": 429, "times": -1}, "HTTP 429 Too Many Requests"),
     "body never begins": ({"kind": "short_body", "after": 0, "times": -1}, "broke off early"),
+    "few bytes, then silence, always": ({"kind": "stall_body", "after": 2000, "times": -1}, "(8 tries without"),
+    "few bytes, then the end, always": ({"kind": "short_body", "after": 2000, "times": -1}, "(8 tries without"),
     "416 always": ({"kind": "status", "status": 416, "times": -1}, "HTTP 416"),
     "another size": ({"kind": "total", "more": 1, "times": -1}, f"has {SIZE + 1} bytes now, {SIZE} were announced"),
     "a page of a portal always": ({"kind": "html", "times": -1}, "a web page came in place of it"),

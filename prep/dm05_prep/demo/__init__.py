@@ -90,7 +90,7 @@ def write_demo(
     try:
         for name in _FOLDERS:
             (staging / name).mkdir(parents=True)
-        with progress(len(images) + len(videos), "episode", "demo", quiet=not show_progress) as bar:
+        with progress(len(images) + len(videos), "episodes", "demo", quiet=not show_progress) as bar:
             subsets = {"libero_pi0_all": images, "libero_goal": videos}
             write_parts(staging / "parts", subsets, part_bytes=part_bytes, on_episode=bar.update)
         write_checkpoint(staging / "DM05", seed)

@@ -113,7 +113,7 @@ def gather(workspace: Workspace, spec: DatasetSpec, *, jobs: int | None = None, 
     workers = (jobs or default_jobs()) if total >= PARALLEL_BYTES else 1
     work = ([(folder, name, spec) for name in names] for names in _batches(present))
     reads: list[_Read] = []
-    with progress_bar(len(present), "episode", "report", quiet=not progress) as bar:
+    with progress_bar(len(present), "episodes", "report", quiet=not progress) as bar:
         for batch in ordered_map(_read_files, work, workers):
             reads += batch
             bar.update(len(batch))

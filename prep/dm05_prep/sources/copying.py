@@ -8,6 +8,8 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
+from dm05_schemas.files import naming
+
 from dm05_prep.sources.checks import READ_BYTES, Checks, Sums
 from dm05_prep.sources.partfile import no_space
 from dm05_prep.sources.retry import Stopped
@@ -33,13 +35,14 @@ def copy_verified(
     temporary = target.with_name(target.name + ".copy")
     sums, buffer = Sums(checks, size), memoryview(bytearray(READ_BYTES))
     try:
-        with path.open("rb", buffering=0) as source, temporary.open("wb", buffering=0) as copy:
+        with naming(temporary), path.open("rb", buffering=0) as source, temporary.open("wb") as copy:
             while count := source.readinto(buffer):
                 if stop.is_set():
                     raise Stopped
                 sums.update(buffer[:count])
                 copy.write(buffer[:count])
                 progress(count)
+            copy.flush()
             os.fsync(copy.fileno())
         wrong = sums.differences()
         if sums.position != size:

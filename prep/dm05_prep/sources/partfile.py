@@ -15,7 +15,6 @@ bytes, and without one the file starts again.
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import json
 import os
@@ -30,6 +29,7 @@ from dm05_schemas.files import sync_path
 
 from dm05_prep.console import human_bytes
 from dm05_prep.errors import PrepError
+from dm05_prep.room import full_error, is_full
 from dm05_prep.sources.checks import Checks, Sums
 from dm05_prep.sources.connection import NO_SPLICE
 
@@ -102,9 +102,9 @@ class PartFile:
                 while written < count:
                     written += put(written)
         except OSError as error:
-            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            if not is_full(error):
                 raise
-            raise no_space(self.path.parent, self.size - self.received) from None
+            raise full_error(error, self.path.parent) from None
         with self._lock:
             span.position += count
             self.received += count
@@ -260,7 +260,7 @@ def _empty(pipe: int, handle: int, count: int, position: int) -> int:
 
 
 def no_space(folder: Path, missing: int) -> PrepError:
-    """The error of a full disk; ``missing`` bytes are still to come."""
+    """The error of a disk that is too full; ``missing`` bytes are still to come."""
     free = human_bytes(shutil.disk_usage(folder).free)
     what = f"no space left: {human_bytes(missing)} still to come, {free} free"
     return PrepError(what, where=folder, fix="Free some space and run the same command again, it continues")

@@ -46,7 +46,7 @@ class Trouble(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class RetryPolicy:
-    """Pauses of ``first_pause_s``, twice that, ... ``longest_pause_s``; ``tries`` in a row without a new byte fail.
+    """Pauses of ``first_pause_s``, twice that, ... ``longest_pause_s``; ``tries`` in a row without progress fail.
 
     ``stall_s``: a connection that brings no byte for so long is opened anew; also the limit for connecting.
     """
@@ -74,7 +74,7 @@ class Backoff:
         self._failures = 0
 
     def progressed(self) -> None:
-        """New bytes came: the count starts again."""
+        """Enough new bytes came: the count starts again."""
         self._failures = 0
 
     def pause(self, trouble: Trouble, where: str, fix: str) -> None:

@@ -24,6 +24,7 @@ UNREPORTED_BYTES = 64 << 20
 TICK_S = 0.05
 JOIN_S = 0.4
 SLOWEST_BYTES_PER_S = 64
+PROGRESS_BYTES = 256 << 10  # over all tries that are allowed in a row; whoever sends less is not waited for
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,13 +156,14 @@ class Run:
     def _fill(self, span: Span, carrier: Carrier) -> None:
         """Bring the rest of one span, through whatever trouble there is."""
         backoff = Backoff(self._limits.policy, self._halt, self._limits.notify)
-        renewed = False
+        renewed, counted = False, self._part.received
         while span.left:
-            received, position = self._part.received, span.position
+            position = span.position
             try:
                 self._stream(span, carrier)
             except Trouble as trouble:
-                if self._part.received > received:
+                if self._part.received >= counted + PROGRESS_BYTES:
+                    counted = self._part.received
                     backoff.progressed()
                 backoff.pause(trouble, self._access.where, self._access.network_fix)
             except Expired as expired:

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from dm05_schemas.files import naming
+
 from dm05_prep.console import warn
 from dm05_prep.errors import PrepError
 from dm05_prep.sources.access import Access, Changed, Expired, NoRange, open_span
@@ -65,13 +67,15 @@ class Transfer:
         target.parent.mkdir(parents=True, exist_ok=True)
         patience, single = _Patience(access), False
         while True:
-            part = PartFile(target, access.size, access.checks, access.etag, single=single)
+            with naming(target):
+                part = PartFile(target, access.size, access.checks, access.etag, single=single)
             try:
                 part.check_space()
-                wrong = Run(self._limits, access, part, report, stop).go()
-                if not wrong:
-                    part.publish(target, durable=durable or not access.checks.published())
-                    return target
+                with naming(part.path):
+                    wrong = Run(self._limits, access, part, report, stop).go()
+                    if not wrong:
+                        part.publish(target, durable=durable or not access.checks.published())
+                        return target
                 part.discard()
                 patience.wrong_sums(wrong)
                 self.notify(f"{access.where}: {'; '.join(wrong)}; fetching it once more")
