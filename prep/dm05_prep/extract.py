@@ -305,11 +305,12 @@ class _Run:
         path = self._placement.path_of(member)
         if path is None:
             return
-        if member.kind == "file" and path and not is_sidecar(path):
+        if is_sidecar(path):
+            if member.kind != "folder":
+                self._ledger.left_out += 1
+                self.left_out_first = self.left_out_first or f"{show(member)} ({reader.where(member.offset)})"
+        elif member.kind == "file" and path:
             self._take_file(reader, member, path)
-        elif is_sidecar(path):
-            self._ledger.left_out += 1
-            self.left_out_first = self.left_out_first or f"{show(member)} ({reader.where(member.offset)})"
         elif member.kind == "folder":
             self._ledger.names.add_folder(path)
             if path and not (self._images and self._images.holds(path)):
