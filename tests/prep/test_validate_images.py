@@ -347,8 +347,8 @@ def test_videos(workspace: Workspace) -> None:
         write_lines(SPEC.jsonl(workspace) / f"{name}.jsonl", frames)
     build_index(workspace, SPEC)
     held = [(kind, text) for kind, text in found(workspace) if kind != "stats-stale"]
-    assert held[0] == ("image-missing", 'jsonl/gone.jsonl:3: there is no "gone.mp4"')
+    assert held[0] == ("image-missing", 'jsonl/gone.jsonl:3: images_1: there is no "gone.mp4"')
     assert held[1][0] == "video-broken" and held[1][1].startswith("image/noise.mp4: cannot read the video: ")
     assert held[2:] == [
-        ("video-broken", "image/short.mp4: has 2 frames, frame_idx 2 is not there (short.jsonl:3)"),
+        ("video-broken", "image/short.mp4: has 2 frames, frame_idx 2 is not there (images_1 of short.jsonl:3)"),
     ]  # fmt: skip
