@@ -52,7 +52,7 @@ def test_cleaned() -> None:
 def test_sidecars() -> None:
     for name in ("._b.jpg", "._", ".DS_Store", "Thumbs.db", "__MACOSX"):
         assert all(is_sidecar(path) for path in (name, f"a/{name}", f"{name}/b.jpg", f"a/b/{name}/c/d.jpg"))
-    for name in ("_b.jpg", ".hidden", "a._b", "MACOSX", "x__MACOSX", "__MACOSX2", ".DS_Store.jpg", "my.DS_Store", "b.db"):
+    for name in ("_b.jpg", ".hidden", "a._b", "MACOSX", "x__MACOSX", "__MACOSX2", ".DS_Store.jpg", "my.DS_Store"):
         assert not any(is_sidecar(path) for path in (name, f"a/{name}", f"{name}/b.jpg", ""))
 
 
