@@ -8,7 +8,8 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-from dm05_prep.sources.checks import READ_BYTES, Checks, Sums
+from dm05_prep.hasher import READ_BYTES
+from dm05_prep.sources.checks import Checks, Sums
 from dm05_prep.sources.partfile import no_space
 from dm05_prep.sources.retry import Stopped
 
