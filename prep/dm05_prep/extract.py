@@ -21,6 +21,7 @@ from dm05_schemas.errors import DataError
 
 from dm05_prep.archives import ArchiveReader, open_archive
 from dm05_prep.checksums import Checksums, PartMismatchError, check_part
+from dm05_prep.durable import remove_empty
 from dm05_prep.errors import PrepError
 from dm05_prep.images import ImageSink, PackImages
 from dm05_prep.journal import Point, Record
@@ -128,7 +129,7 @@ def extract(
         raise
     finally:
         ledger.forget_if_empty()
-        _remove_empty(made)
+        remove_empty(made)
     record = Record.load(target)
     assert record
     return Extracted(
@@ -392,11 +393,3 @@ class _Run:
 def _drop_parts(source: Source, parts: PartSet, folder: Path, keep: bool) -> None:
     if source.owns_parts:
         drop_parts(parts, folder, begun_only=keep)
-
-
-def _remove_empty(folders: list[Path]) -> None:
-    for folder in folders:
-        try:
-            folder.rmdir()
-        except OSError:
-            return

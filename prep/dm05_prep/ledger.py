@@ -17,7 +17,7 @@ from pathlib import Path
 from dm05_schemas.files import sync_path
 
 from dm05_prep.checksums import PartDigest
-from dm05_prep.durable import sync_filesystem, write_atomic
+from dm05_prep.durable import sync_filesystem, write_durable
 from dm05_prep.errors import PrepError
 from dm05_prep.images import STAGING, ImageMode, ImageState
 from dm05_prep.journal import (
@@ -220,7 +220,7 @@ class Ledger:
 
     def _make_durable(self, journal: bytes, offset: int, then: Callable[[int], None]) -> None:
         sync_filesystem(self.partial)
-        write_atomic(self._journal_path, journal)
+        write_durable(self._journal_path, journal)
         then(offset)
 
 
