@@ -261,6 +261,11 @@ def partial_folder(target: Path) -> Path:
     return target.with_name(target.name + ".partial")
 
 
+def journal_path(target: Path) -> Path:
+    """Where the journal of an unfinished extraction is."""
+    return partial_folder(target) / "journal.json"
+
+
 def was_published(target: Path) -> bool:
     """True when a run renamed its complete tree to ``target`` but was stopped before it removed the rest."""
     partial = partial_folder(target)
@@ -270,5 +275,5 @@ def was_published(target: Path) -> bool:
 def remove_partial(target: Path) -> None:
     """Forget an unfinished extraction; the journal goes first, so that half of a tree is never gone on from."""
     partial = partial_folder(target)
-    (partial / "journal.json").unlink(missing_ok=True)
+    journal_path(target).unlink(missing_ok=True)
     shutil.rmtree(partial, ignore_errors=True)

@@ -26,6 +26,7 @@ from dm05_prep.journal import (
     MemberLog,
     Point,
     Record,
+    journal_path,
     partial_folder,
     read_log,
     reconcile,
@@ -54,7 +55,7 @@ class Ledger:
         self.partial = partial_folder(target)
         self.tree = self.partial / "tree"
         self.names = Names()
-        self._journal_path = self.partial / "journal.json"
+        self._journal_path = journal_path(target)
         self._journal = Journal.of(parts, mode)
         self._syncing: Future[None] | None = None
 
