@@ -125,7 +125,7 @@ def prepare(name: str, settings: Settings, batch: int, world: World) -> tuple[Ru
     model = build(DM05Config.from_json(Path(settings.model_config)), mode, world.device)
     acceleration = Acceleration(switches=case.switches, world=world, parallel=case.parallel, mode=mode)
     acceleration.prepare(model)
-    model.set_checkpointing(case.checkpointing)
+    model.set_checkpointing(config.trainer_config.recomputed_every)
     bucket_mb = case.switches.bucket_cap_mb if acceleration.on("ddp_bucket") else None
     static_graph = acceleration.on("ddp_static_graph")
     wrapped = wrap(model, world, case.parallel, bucket_mb=bucket_mb, static_graph=static_graph)

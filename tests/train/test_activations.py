@@ -74,5 +74,6 @@ def test_checkpointing_keeps_inputs_and_one_layer(fast: bool) -> None:
     if fast:
         restructure(built)
     everything = activation_bytes(built, shape)
-    checkpointed = activation_bytes(built, shape, checkpointing=True)
+    checkpointed, half = (activation_bytes(built, shape, checkpointing=every) for every in (1, 2))
     assert everything / 10 < checkpointed < everything / 1.5
+    assert half == pytest.approx((everything + checkpointed) / 2, rel=0.1)

@@ -50,8 +50,14 @@ def test_activations_grow_with_batch_and_length_and_shrink_with_checkpointing(sh
     need = estimate(short, SHAPE).activations
     assert estimate(short, replace(SHAPE, batch=4)).activations == pytest.approx(2 * need, rel=0.02)
     assert estimate(short, replace(SHAPE, prefix=1024)).activations > 1.2 * need
-    assert estimate(short, replace(SHAPE, checkpointing=True)).activations < 0.5 * need
-    assert estimate(short, replace(SHAPE, trimmed=True)).activations < 0.8 * need
+    half, least = (estimate(short, replace(SHAPE, checkpointing=every)).activations for every in (2, 1))
+    assert least < 0.5 * need and least < half < 0.8 * need
+    fast = replace(SHAPE, trimmed=True)
+    need, fp8 = (estimate(short, shape).activations for shape in (fast, replace(fast, fp8=True)))
+    assert need < 0.8 * estimate(short, SHAPE).activations
+    text = short.text
+    weights = 3 * text.hidden_size * text.intermediate_size * (text.num_layers - 1)
+    assert fp8 == pytest.approx(need + weights, rel=0.02)  # eight bits of each weight
 
 
 def test_shards_divide_what_is_sharded(short: DM05Config) -> None:
@@ -68,7 +74,7 @@ def test_advice_is_computed(short: DM05Config) -> None:
     assert lines[0].startswith(
         "PER_DEVICE_BATCH=4 --trainer-config.gradient-accumulation-steps 2 (same global batch): "
     )
-    assert len(lines) == 4 and "--trainer-config.parallel fsdp: " in lines[3]
+    assert len(lines) == 5 and "--trainer-config.parallel fsdp: " in lines[4]
     now = estimate(short, several).total / GIB
     assert all(float(line.split()[-2]) < now for line in lines)
     on = replace(SHAPE, batch=1, trimmed=True, graphs=True)

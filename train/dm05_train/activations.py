@@ -35,29 +35,30 @@ class BatchShape:
     chunk: int
 
 
-def activation_bytes(model: DM05, shape: BatchShape, *, checkpointing: bool = False) -> float:
+def activation_bytes(model: DM05, shape: BatchShape, *, checkpointing: int = 0) -> float:
     """Bytes kept for the backward pass of one batch. ``model`` is on the meta device, plain or restructured.
 
-    With checkpointing a layer keeps its inputs alone, and one layer at a time keeps the rest.
+    With ``checkpointing`` n every n-th layer keeps its inputs alone, and one of them at a time keeps the rest.
     """
-    everything = _count(model, shape, vision=False, language=False)
+    everything = _count(model, shape, vision=0, language=0)
     if not checkpointing:
         return everything
-    without_vision = _count(model, shape, vision=True, language=False)
-    outside = _count(model, shape, vision=True, language=True)
+    without_vision = _count(model, shape, vision=1, language=0)
+    outside = _count(model, shape, vision=1, language=1)
+    kept = _count(model, shape, vision=checkpointing, language=checkpointing)
     config, item = model.config, next(model.parameters()).element_size()
     vision, language = config.vision, config.text
     tokens = shape.batch * shape.cameras * vision.patches_per_side**2
-    inputs = tokens * vision.hidden_size * vision.num_layers
-    inputs += shape.batch * shape.prefix * language.hidden_size * language.num_layers
+    inputs = tokens * vision.hidden_size * -(-vision.num_layers // checkpointing)
+    inputs += shape.batch * shape.prefix * language.hidden_size * -(-language.num_layers // checkpointing)
     inputs *= 2 if model.packed else 1  # a restructured layer takes the residual stream and its norm
     largest = max(
         (everything - without_vision) / vision.num_layers, (without_vision - outside) / max(1, language.num_layers - 1)
     )
-    return outside + inputs * item + largest
+    return kept + inputs * item + largest
 
 
-def _count(model: DM05, shape: BatchShape, *, vision: bool, language: bool) -> float:
+def _count(model: DM05, shape: BatchShape, *, vision: int, language: int) -> float:
     parameters = {p.untyped_storage()._cdata for p in model.parameters()}
     seen: dict[int, int] = {}
     alive: list[Tensor] = []

@@ -42,6 +42,7 @@ SWITCHES = (
     "cuda_graph",
 )
 FP8 = "fp8_mlp"
+RECOMPUTED = {"checkpointed": 1, "half-checkpointed": 2}  # every how many-th layer
 REAL_DIMS = 7
 
 
@@ -64,7 +65,8 @@ class BenchConfig:
     steps: int = 10
     """Steps timed, after two that are not."""
     cases: str = "plain,each,without,all"
-    """Which: plain, each (every switch alone), without (all but one), all, fp8 (all and FP8); or such as all-bf16."""
+    """Which: plain, each (every switch alone), without (all but one), all, fp8 (all and FP8), checkpointed and
+    half-checkpointed (all, recomputing every or every second layer); or such as all-bf16."""
     out: Path | None = None
     """Folder for bench.json and bench.png."""
 
@@ -76,7 +78,8 @@ class Case:
     name: str
     switches: Switches
     mode: Mode
-    checkpointing: bool = False
+    checkpointing: int = 0
+    """Every how many-th layer recomputes its activations; 0: none."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,7 +110,7 @@ def cases(config: BenchConfig) -> Iterator[Case]:
     wanted, mode = config.cases.split(","), config.precision
     for word in wanted:
         if word == "plain":
-            yield Case(name="plain, checkpointed", switches=Switches(), mode=mode, checkpointing=True)
+            yield Case(name="plain, checkpointed", switches=Switches(), mode=mode, checkpointing=1)
             yield Case(name="plain", switches=Switches(), mode=mode)
         elif word == "each":
             for name in SWITCHES:
@@ -117,6 +120,8 @@ def cases(config: BenchConfig) -> Iterator[Case]:
             for name in SWITCHES:
                 others = [n for n in SWITCHES if n != name]
                 yield Case(name=f"all but {label(name)}", switches=switches_of(others), mode=mode)
+        elif word in RECOMPUTED:
+            yield Case(name=f"all, {word}", switches=switches_of(SWITCHES), mode=mode, checkpointing=RECOMPUTED[word])
         elif word == "fp8":
             yield Case(name="all and FP8", switches=switches_of((*SWITCHES, FP8)), mode=mode)
         elif word in ("all", *(f"all-{m}" for m in get_args(Mode))):
@@ -124,7 +129,9 @@ def cases(config: BenchConfig) -> Iterator[Case]:
             yield Case(name="all", switches=switches_of(SWITCHES), mode=chosen)
         else:
             raise UsageError(
-                f"no cases are called {word!r}", where="--cases", fix="Use plain, each, without, all, fp8, all-bf16"
+                f"no cases are called {word!r}",
+                where="--cases",
+                fix=f"Use plain, each, without, all, fp8, {', '.join(RECOMPUTED)}, all-bf16",
             )
 
 

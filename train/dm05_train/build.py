@@ -73,7 +73,7 @@ def load_model(config: TrainConfig, world: World, folder: Path, mode: Mode) -> D
         for parameter in model.parameters():
             dist.broadcast(parameter.detach(), src=0)
     freeze_untrained(model)
-    model.set_checkpointing(config.trainer_config.gradient_checkpointing)
+    model.set_checkpointing(config.trainer_config.recomputed_every)
     return model.train()
 
 

@@ -22,6 +22,7 @@ from dm05_train.model.config import DM05Config
 from dm05_train.model.dm05 import DM05
 from dm05_train.model.weights import freeze_untrained
 from dm05_train.optim.precision import Mode, moment_dtype, weight_dtype
+from dm05_train.perf.ops.fp8 import gated_mlp_fp8
 from dm05_train.perf.restructure import restructure
 from dm05_train.perf.switches import Switches
 from dm05_train.snapshot import SPARE_GPU_BYTES
@@ -61,7 +62,8 @@ class Shape:
     prefix: int
     chunk: int
     mode: Mode
-    checkpointing: bool = False
+    checkpointing: int = 0
+    """Every how many-th layer is recomputed in backward; 0: none."""
     accumulation: int = 1
     gpus: int = 1
     parallel: str = "ddp"
@@ -69,6 +71,8 @@ class Shape:
     """The model restructured for speed (R16; not under FSDP), with prompts padded no further than needed."""
     graphs: bool = False
     """Forward and backward as CUDA graphs (R18)."""
+    fp8: bool = False
+    """FP8 matmuls in the language MLPs: an eight-bit copy of their weights is kept for the backward pass."""
 
     @property
     def shards(self) -> int:
@@ -82,6 +86,8 @@ def _model(config: DM05Config, shape: Shape) -> DM05:
     freeze_untrained(model)
     if shape.trimmed and shape.shards == 1:
         restructure(model)
+        if shape.fp8:
+            model.language.gated_mlp = gated_mlp_fp8  # type: ignore[assignment]
     return model
 
 
@@ -143,6 +149,7 @@ def shape_of(
     gpus: int,
     trimmed: bool,
     graphs: bool = False,
+    fp8: bool = False,
 ) -> Shape:
     """The shape of a run; a trimmed prefix is the images and a task of a sentence."""
     trainer = config.trainer_config
@@ -153,12 +160,13 @@ def shape_of(
         prefix=min(-(-short // 8) * 8, trainer.model_max_length) if trimmed else trainer.model_max_length,
         chunk=config.model_config.chunk_size,
         mode=mode,
-        checkpointing=trainer.gradient_checkpointing,
+        checkpointing=trainer.recomputed_every,
         accumulation=trainer.gradient_accumulation_steps,
         gpus=gpus,
         parallel=trainer.parallel,
         trimmed=trimmed,
         graphs=graphs,
+        fp8=fp8,
     )
 
 
@@ -176,10 +184,15 @@ def remedies(shape: Shape, switches: Switches) -> list[tuple[str, Shape]]:
                 replace(shape, trimmed=True, graphs=shape.shards == 1),
             )
         )
+    flag = "--trainer-config.gradient-checkpointing"
     if not shape.checkpointing:
-        steps.append(("--trainer-config.gradient-checkpointing", replace(shape, checkpointing=True)))
+        steps.append((f"{flag} {flag}-every 2", replace(shape, checkpointing=2)))
+    if shape.checkpointing != 1:
+        steps.append((flag if not shape.checkpointing else f"{flag}-every 1", replace(shape, checkpointing=1)))
     if shape.gpus > 1 and shape.parallel == "ddp":
         steps.append(("--trainer-config.parallel fsdp", replace(shape, parallel="fsdp", graphs=False)))
+    if shape.fp8:
+        steps.append(("DM05_PERF_FP8_MLP=0", replace(shape, fp8=False)))
     if shape.graphs:
         steps.append(
             (
@@ -260,6 +273,7 @@ Examples:
         gpus=config.gpus,
         trimmed=switches.on("restructure"),
         graphs=switches.on("cuda_graph") and not sharded,
+        fp8=switches.on("fp8_mlp"),
     )
     need = estimate(model, shape)
     print(f"per GPU, batch {shape.batch}, prefix of {shape.prefix} tokens, {shape.cameras} cameras, {mode}")

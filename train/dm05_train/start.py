@@ -134,7 +134,8 @@ def _continued(folder: Path, config: TrainConfig) -> Start:
 WITHOUT_EFFECT = {
     *("workspace", "norm_stats_root", "layout", "model_name_or_path", "load", "output_dir", "resume", "report_to"),
     *("save_strategy", "save_steps", "save_total_limit", "save_at_end", "dataloader_num_workers", "logging_steps"),
-    *("timeout_minutes", "parallel", "gradient_checkpointing", "dataset_name", "seed", "optim"),
+    *("timeout_minutes", "parallel", "gradient_checkpointing", "gradient_checkpointing_every"),
+    *("dataset_name", "seed", "optim"),
 }
 """Settings that say where and how, but do not change what a run learns; and those told in words of their own."""
 

@@ -189,6 +189,7 @@ def run_shape(ready: Prepared) -> Shape:
         gpus=run.world.size,
         trimmed=acceleration.trims,
         graphs=acceleration.on("cuda_graph"),
+        fp8=acceleration.on("fp8_mlp"),
     )
 
 

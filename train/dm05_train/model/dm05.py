@@ -68,9 +68,9 @@ class DM05(nn.Module):
     def expert(self) -> ActionExpert:
         return self.model.action_expert
 
-    def set_checkpointing(self, on: bool) -> None:
-        """Recompute the layers of both towers in backward instead of keeping their activations."""
-        self.vision.checkpointing = self.language.checkpointing = on
+    def set_checkpointing(self, every: int) -> None:
+        """In backward, recompute every ``every``-th layer of both towers instead of keeping its activations."""
+        self.vision.checkpointing = self.language.checkpointing = every
 
     def embed(self, input_ids: Tensor, token_type_ids: Tensor, pixel_values: Tensor) -> Tensor:
         """Prefix embeddings [B, L, C]; images [B*V, 3, S, S] fill the image tokens by sample, then position."""

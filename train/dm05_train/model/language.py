@@ -6,10 +6,9 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from dm05_train.model.config import DecoderConfig
-from dm05_train.model.layers import DecoderLayer, KeysValues, RMSNorm, Rope, attend, rope_table
+from dm05_train.model.layers import DecoderLayer, KeysValues, RMSNorm, Rope, attend, rope_table, run_layer
 
 
 class PrefixLayout(NamedTuple):
@@ -63,7 +62,7 @@ class LanguageModel(nn.Module):
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
         self.layers = nn.ModuleList(LanguageLayer(config) for _ in range(config.num_layers))
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
-        self.checkpointing = False
+        self.checkpointing = 0
 
     def embed(self, input_ids: Tensor) -> Tensor:
         """Token vectors [B, L, C], scaled by sqrt(C) rounded to the parameter dtype."""
@@ -89,11 +88,7 @@ class LanguageModel(nn.Module):
         ropes, masks = self.ropes(layout.positions), self.masks(layout)
         prefix: list[KeysValues] = []
         layer: Any
-        for kind, layer in zip(self.config.layer_types, self.layers, strict=True):
-            if self.checkpointing:
-                x, k, v = checkpoint(layer, x, ropes[kind], masks[kind], use_reentrant=False)
-                prefix.append((k, v))
-            else:
-                x, k, v = layer(x, ropes[kind], masks[kind])
-                prefix.append((k, v))
+        for i, (kind, layer) in enumerate(zip(self.config.layer_types, self.layers, strict=True)):
+            x, k, v = run_layer(layer, x, ropes[kind], masks[kind], index=i, every=self.checkpointing)
+            prefix.append((k, v))
         return prefix

@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from dm05_train.model.config import DecoderConfig, RopeConfig
 
 Rope = tuple[Tensor, Tensor]
 KeysValues = tuple[Tensor, Tensor]
+
+
+def run_layer(layer: Callable[..., Any], *inputs: Any, index: int, every: int) -> Any:
+    """``layer(*inputs)``; every ``every``-th layer (0: none) keeps only its inputs and runs again in backward."""
+    if every and index % every == 0:
+        return checkpoint(layer, *inputs, use_reentrant=False)
+    return layer(*inputs)
 
 
 def rms_normalise(x: Tensor, eps: float) -> Tensor:

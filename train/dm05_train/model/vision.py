@@ -7,10 +7,9 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from dm05_train.model.config import DM05Config, VisionConfig
-from dm05_train.model.layers import RMSNorm
+from dm05_train.model.layers import RMSNorm, run_layer
 
 
 class VisionAttention(nn.Module):
@@ -80,15 +79,15 @@ class VisionTower(nn.Module):
         self.encoder: Any = nn.Module()
         self.encoder.layers = nn.ModuleList(VisionLayer(config) for _ in range(config.num_layers))
         self.post_layernorm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
-        self.checkpointing = False
+        self.checkpointing = 0
 
     def forward(self, pixels: Tensor) -> Tensor:
         return self.encode(self.embeddings(pixels))
 
     def encode(self, x: Tensor) -> Tensor:
         """Embeddings [B*V, N, C] through all layers and the last norm."""
-        for layer in self.encoder.layers:
-            x = checkpoint(layer, x, use_reentrant=False) if self.checkpointing else layer(x)
+        for i, layer in enumerate(self.encoder.layers):
+            x = run_layer(layer, x, index=i, every=self.checkpointing)
         return self.post_layernorm(x)
 
 

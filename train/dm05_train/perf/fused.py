@@ -10,10 +10,9 @@ from collections.abc import Callable
 
 import torch.nn.functional as F
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
 
 from dm05_train.model.language import LanguageModel, PrefixLayout
-from dm05_train.model.layers import KeysValues, Rope
+from dm05_train.model.layers import KeysValues, Rope, run_layer
 from dm05_train.model.vision import VisionTower
 from dm05_train.perf.ops.gelu import vision_mlp
 from dm05_train.perf.ops.heads import split_heads
@@ -31,11 +30,8 @@ def vision_encode(tower: VisionTower, x: Tensor) -> Tensor:
     nexts = [layer.layer_norm1 for layer in layers[1:]] + [tower.post_layernorm]
     first = layers[0].layer_norm1
     h = F.layer_norm(x, x.shape[-1:], first.weight, first.bias, first.eps)
-    for layer, norm in zip(layers, nexts, strict=True):
-        if tower.checkpointing:
-            x, h = checkpoint(_vision_layer, layer, norm, x, h, use_reentrant=False)
-        else:
-            x, h = _vision_layer(layer, norm, x, h)
+    for i, (layer, norm) in enumerate(zip(layers, nexts, strict=True)):
+        x, h = run_layer(_vision_layer, layer, norm, x, h, index=i, every=tower.checkpointing)
     return h
 
 
@@ -56,21 +52,10 @@ def language_forward(language: LanguageModel, x: Tensor, layout: PrefixLayout) -
     ropes = language.ropes(layout.positions)
     h = layers[0].input_layernorm(x)  # type: ignore[operator]
     prefix: list[KeysValues] = []
-    for kind, layer, after in zip(config.layer_types[:-1], layers[:-1], layers[1:], strict=True):
-        arguments = (
-            layer,
-            after.input_layernorm.weight,
-            x,
-            h,
-            ropes[kind],
-            layout,
-            config.num_heads,
-            language.gated_mlp,
-        )
-        if language.checkpointing:
-            x, h, k, v = checkpoint(_language_layer, *arguments, use_reentrant=False)
-        else:
-            x, h, k, v = _language_layer(*arguments)
+    for i, (kind, layer, after) in enumerate(zip(config.layer_types[:-1], layers[:-1], layers[1:], strict=True)):
+        weight, mlp = after.input_layernorm.weight, language.gated_mlp
+        arguments = (layer, weight, x, h, ropes[kind], layout, config.num_heads, mlp)
+        x, h, k, v = run_layer(_language_layer, *arguments, index=i, every=language.checkpointing)
         prefix.append((k, v))
     prefix.append(layers[-1].self_attn.keys_values(h, ropes[config.layer_types[-1]]))  # type: ignore[union-attr]
     return prefix
