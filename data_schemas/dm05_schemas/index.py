@@ -17,7 +17,6 @@ from __future__ import annotations
 import hashlib
 import os
 import posixpath
-import shlex
 import stat
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -80,7 +79,7 @@ def index_path(workspace: Workspace, spec: DatasetSpec) -> Path:
 
 def index_command(workspace: Workspace, spec: DatasetSpec) -> str:
     """The command that writes the index."""
-    return f"dm05-prep index --dataset-name {spec.name} --workspace {shlex.quote(str(workspace.root))}"
+    return f"dm05-prep index --dataset-name {spec.name} {workspace.flag}"
 
 
 def list_episodes(folder: Path) -> dict[str, FileState]:

@@ -23,7 +23,6 @@ are written under a temporary name and renamed, so a folder of that name is comp
 from __future__ import annotations
 
 import os
-import shlex
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -117,13 +116,12 @@ def read_pack(workspace: Workspace, spec: DatasetSpec) -> PackInfo:
     Raises:
         DataError: see :func:`read_info`.
     """
-    place = f"--workspace {shlex.quote(str(workspace.root))}"
     if spec.images(workspace).is_dir():
-        rebuild = f"Run dm05-prep pack --dataset-name {spec.name} {place} --force"
+        rebuild = f"Run dm05-prep pack --dataset-name {spec.name} {workspace.flag} --force"
     else:
-        rebuild = f"Run dm05-prep dataset --subset {spec.name} --layout pack {place} --force {SAME_SOURCE}"
+        rebuild = f"Run dm05-prep dataset --subset {spec.name} --layout pack {workspace.flag} --force {SAME_SOURCE}"
     info = read_info(spec.root(workspace) / PACK_DIR, rebuild)
-    return replace(info, rebuild=info.rebuild.replace(ANY_WORKSPACE, place))
+    return replace(info, rebuild=info.rebuild.replace(ANY_WORKSPACE, workspace.flag))
 
 
 def read_info(folder: Path, rebuild: str = "Run dm05-prep pack --force") -> PackInfo:

@@ -19,11 +19,6 @@ ALWAYS_ALLOWED = 100
 """Chunks of this length are taken from episodes of any length."""
 
 
-def sample_count(frames: int) -> int:
-    """Number of samples of an episode: one a frame except the last."""
-    return max(frames - 1, 0)
-
-
 def require_chunk(chunk_size: int, longest: int, dataset: str) -> None:
     """That chunks hold more than repetitions of the last row: refused when longer than any episode (and than most use).
 

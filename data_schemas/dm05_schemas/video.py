@@ -15,6 +15,10 @@ from dm05_schemas.errors import DataError
 OPEN_FILES = 8
 
 
+class NoDecoderError(DataError):
+    """PyAV is not installed: nothing can be said about a video."""
+
+
 class VideoReader:
     """Reads frames by number from any number of files, of which it keeps the last few open."""
 
@@ -25,7 +29,8 @@ class VideoReader:
         """Frame number ``frame`` (from 0, in the order they are shown): uint8 [H, W, 3], RGB.
 
         Raises:
-            DataError: PyAV is not installed, the file is missing or broken, or has fewer frames; ``where`` names it.
+            NoDecoderError: PyAV is not installed.
+            DataError: the file is missing or broken, or has fewer frames; ``where`` names it.
         """
         av = _pyav(where)
         try:
@@ -50,7 +55,8 @@ def all_frames(video: Path | BinaryIO, where: str) -> Iterator[NDArray[np.uint8]
     """Every frame in the order they are shown: uint8 [H, W, 3], RGB.
 
     Raises:
-        DataError: PyAV is not installed, or the file is missing or broken; ``where`` names it.
+        NoDecoderError: PyAV is not installed.
+        DataError: the file is missing or broken; ``where`` names it.
     """
     av = _pyav(where)
     try:
@@ -120,7 +126,7 @@ def _pyav(where: str) -> Any:
     try:
         import av
     except ImportError as error:
-        raise DataError(
+        raise NoDecoderError(
             "is a video, and PyAV is not installed", where=where, fix="Run pip install 'dm05[video]'"
         ) from error
     return av

@@ -15,6 +15,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
@@ -44,6 +45,11 @@ class Workspace:
             raise UsageError("the workspace is not a folder", where=chosen, fix="Give a folder with --workspace")
         data = os.environ.get("DATA_PATH")
         return cls(chosen, expanded(data).absolute() if data else None)
+
+    @property
+    def flag(self) -> str:
+        """How a command that is to be run names it: ``--workspace PATH``."""
+        return f"--workspace {shlex.quote(str(self.root))}"
 
     @property
     def data(self) -> Path:

@@ -5,15 +5,12 @@ What a source published is compared. Where it published nothing, the CRC-32 is k
 
 from __future__ import annotations
 
-import contextlib
 import math
-import struct
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from dm05_prep import hasher
-from dm05_prep.child import Child, framed
+from dm05_prep.child import Child
 from dm05_prep.errors import PrepError
 from dm05_prep.hasher import sum_file
 from dm05_prep.parts import PartSet
@@ -74,14 +71,8 @@ class _Work:
         return self._compare(digest) if digest else None
 
     def _sum(self, helper: Child, path: str) -> str:
-        with contextlib.suppress(BrokenPipeError):  # reading says what ended it
-            helper.send(framed((self._algorithm, path)))
-        while (answer := helper.read(8)) != hasher.END:
-            self.done = struct.unpack("<Q", answer)[0]
-        digest, code, text = helper.read_framed()
-        if code:
-            raise OSError(code, text, path)
-        return str(digest)
+        helper.send(self._algorithm, path)
+        return str(helper.answer(self._go_on))
 
     def _go_on(self, done: int) -> bool:
         self.done = done
@@ -123,7 +114,7 @@ class Checksums:
         elif index != self._torn:
             work = _Work(index, part.file)
             if part.file.size >= _ALONE_BYTES and not self._helper:
-                self._helper = Child("computes checksums", hasher.__file__)
+                self._helper = Child("computes checksums", "hasher")
             self._work[index] = work, self._pool.submit(work.run, path, self._helper)
 
     def before(self, index: int) -> list[PartDigest]:

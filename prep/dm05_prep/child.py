@@ -1,42 +1,41 @@
-"""A helper process of the engine, seen from its parent: bytes to and fro, and never an endless wait for one that is not
+"""A helper process of the engine, seen from its parent: tasks, answers, and never an endless wait for one that is not
 running."""
 
 from __future__ import annotations
 
-import marshal
+import contextlib
 import os
 import select
-import struct
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from dm05_prep.errors import PrepError
+from dm05_prep.pipe import framed, read_framed
 
 LOOK_SECONDS = 5.0  # without a sign of life, until a look at what the process does
 _AGAIN = "Run the same command again: it goes on from there"
 
 
-def framed(value: tuple[Any, ...]) -> bytes:
-    """A value as it goes through a pipe."""
-    data = marshal.dumps(value)
-    return struct.pack("<I", len(data)) + data
-
-
 class Child:
-    """``python FILE ARGUMENTS`` with pipes; of the standard library alone, so that it starts in milliseconds.
+    """A process that runs ``main`` of a module of this package, answering tasks as :mod:`dm05_prep.pipe` says.
 
     A process that waits for the disk is waited for. One that was stopped (SIGSTOP) for two looks in a row is an error,
     like one that has ended: what it was at is then neither done nor under way.
 
     Args:
         task: what it does, for messages: "writes files".
+        module: its name in this package. It and what it imports must do with the standard library: no other package is
+            found, which saves most of the time of starting, and nothing of the environment has a say.
+        arguments: its ``sys.argv[1:]``.
         guard: an open file that it keeps open for as long as it lives.
     """
 
-    def __init__(self, task: str, file: str, *arguments: str, guard: int | None = None) -> None:
-        command = [sys.executable, "-I", "-S", file, *arguments]
+    def __init__(self, task: str, module: str, *arguments: str, guard: int | None = None) -> None:
+        start = f"import sys; sys.path.append(sys.argv.pop(1)); from dm05_prep.{module} import main; main()"
+        command = [sys.executable, "-I", "-S", "-B", "-c", start, str(Path(__file__).parents[1]), *arguments]
         pipe, kept = subprocess.PIPE, () if guard is None else (guard,)
         # In a session of its own, Ctrl-C and the like reach the parent alone, which then ends the helpers.
         self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, pass_fds=kept, start_new_session=True)
@@ -45,26 +44,41 @@ class Child:
         self._in, self._out = self._process.stdin.fileno(), self._process.stdout.fileno()
         os.set_blocking(self._in, False)
 
-    def send(self, data: bytes) -> None:
-        """Write all of ``data``.
+    def send(self, *task: Any) -> None:
+        """Hand a task over; when the process reads no more, :meth:`answer` says why."""
+        view = memoryview(framed(task))
+        with contextlib.suppress(BrokenPipeError):
+            while view:
+                self._wait_for(self._in, select.POLLOUT)
+                try:
+                    view = view[os.write(self._in, view) :]
+                except BlockingIOError:  # less room than this piece needs to go as a whole
+                    select.select([], [], [], 0.001)
+
+    def answer(self, on_progress: Callable[[int], object] = lambda done: None) -> Any:
+        """The result of the first task that is not answered yet.
 
         Raises:
-            BrokenPipeError: the process reads no more.
+            OSError: what the task ended with.
+            PrepError: the process has ended or was stopped.
         """
-        view = memoryview(data)
-        while view:
-            self._wait_for(self._in, select.POLLOUT)
-            try:
-                view = view[os.write(self._in, view) :]
-            except BlockingIOError:  # less room than this piece needs to go as a whole
-                select.select([], [], [], 0.001)
+        while isinstance(value := read_framed(self._read), int):
+            on_progress(value)
+        result, error = value
+        if error:
+            raise OSError(*error)
+        return result
 
-    def read(self, count: int) -> bytes:
-        """The next ``count`` bytes that the process wrote.
+    def kill(self) -> None:
+        """End the process; :meth:`answer` in another thread then raises."""
+        self._process.kill()
 
-        Raises:
-            PrepError: it has ended or was stopped.
-        """
+    def close(self) -> None:
+        """End the process and give back the pipes."""
+        self._process.kill()
+        self._process.communicate()
+
+    def _read(self, count: int) -> bytes:
         data = b""
         while len(data) < count:
             self._wait_for(self._out, select.POLLIN)
@@ -74,19 +88,6 @@ class Child:
                 raise self._lost(f"has ended, {f'killed by signal {-code}' if code < 0 else code}")
             data += more
         return data
-
-    def read_framed(self) -> Any:
-        """The next value that went through :func:`framed`."""
-        return marshal.loads(self.read(struct.unpack("<I", self.read(4))[0]))
-
-    def kill(self) -> None:
-        """End the process; :meth:`read` in another thread then raises."""
-        self._process.kill()
-
-    def close(self) -> None:
-        """End the process and give back the pipes."""
-        self._process.kill()
-        self._process.communicate()
 
     def _wait_for(self, handle: int, event: int) -> None:
         poll = select.poll()

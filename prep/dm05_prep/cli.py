@@ -98,7 +98,3 @@ def parse(command: type[Command], prog: str, argv: list[str]) -> Command:
 
     pairs_off = (tyro.conf.FlagCreatePairsOff,)
     return parse_flags(command, argv, prog=prog, description=inspect.getdoc(command), config=pairs_off)
-
-
-if __name__ == "__main__":
-    main()

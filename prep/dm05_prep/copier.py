@@ -1,24 +1,21 @@
 """Copying the data of members from a part into files of their own; also runs as a helper process of the writer.
 
-As a process it is ``python copier.py ROOT``: tasks come in on stdin, each a length (4 bytes) and a marshalled
-``(part, [(folder, name, offset, size), ...])``; a zero byte goes out for each that is done, or a one and, in the same
-framing, ``(errno, text, path)`` for the error that ended the process. It needs nothing but the standard library.
+As a process, whose argument is the root, it takes tasks ``(part, [(folder, name, offset, size), ...])``.
 """
 
 from __future__ import annotations
 
 import errno
 import itertools
-import marshal
 import operator
 import os
-import struct
 import sys
+
+from dm05_prep.pipe import serve, write_all
 
 Copy = tuple[str, str, int, int]
 """Folder below the root, name in it, offset and size of the data in the part."""
 
-DONE, FAILED = b"\0", b"\1"
 CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _STEP_BYTES = 8 << 20
 _CANNOT_SEND = (errno.EINVAL, errno.ENOSYS, errno.ENOTSOCK, errno.EOPNOTSUPP)
@@ -72,31 +69,7 @@ def _copy(source: int, file: int, offset: int, size: int) -> None:
         size -= count
 
 
-def write_all(file: int, data: bytes) -> None:
-    """Write all of ``data``, however much the system takes at once."""
-    written = os.write(file, data)
-    while written < len(data):
-        written += os.write(file, memoryview(data)[written:])
-
-
 def main() -> None:
-    """Work until stdin ends or the parent process is gone."""
-    root, parent, tasks = sys.argv[1], os.getppid(), sys.stdin.buffer
-    while len(head := tasks.read(4)) == 4:
-        part, copies = marshal.loads(tasks.read(struct.unpack("<I", head)[0]))
-        try:
-            copy_files(root, part, copies, parent)
-            answer = DONE
-        except OSError as error:
-            data = marshal.dumps((error.errno or 0, error.strerror or "", str(error.filename)))
-            answer = FAILED + struct.pack("<I", len(data)) + data
-        try:
-            write_all(1, answer)
-        except OSError:  # nobody listens any more
-            return
-        if answer != DONE:
-            return
-
-
-if __name__ == "__main__":
-    main()
+    """Work until there are no more tasks or the parent process is gone."""
+    root, parent = sys.argv[1], os.getppid()
+    serve(lambda part, copies: copy_files(root, part, copies, parent))

@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
+from collections.abc import Iterable
 from pathlib import Path
 
-from dm05_schemas.files import naming, sync_path
+from dm05_schemas.files import naming, replace_file, sync_path
 
 _KEEP_SIZE_AND_PUNCH = 0x01 | 0x02  # FALLOC_FL_KEEP_SIZE | FALLOC_FL_PUNCH_HOLE
 _LIBC = ctypes.CDLL(None, use_errno=True)
 
 
-def write_atomic(path: Path, data: bytes) -> None:
-    """Write ``data`` under a temporary name beside ``path``, make it durable, rename it."""
-    temporary = path.with_name(f".{path.name}.tmp")
-    with naming(temporary), temporary.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
+def write_durable(path: Path, data: bytes) -> None:
+    """Replace a file, and have its name too on the disk before returning."""
+    replace_file(path, data)
     sync_path(path.parent)
 
 
@@ -62,6 +59,13 @@ def keep_tail(path: Path, start: int) -> None:
         new.flush()
         os.fsync(new.fileno())
     os.replace(temporary, path)
+
+
+def remove_empty(folders: Iterable[Path]) -> None:
+    """Remove folders, each of which is in the next, up to the first that is not empty."""
+    with contextlib.suppress(OSError):
+        for folder in folders:
+            folder.rmdir()
 
 
 def disk_bytes(path: Path) -> int:

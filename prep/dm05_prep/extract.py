@@ -21,6 +21,7 @@ from dm05_schemas.errors import DataError
 
 from dm05_prep.archives import ArchiveReader, open_archive
 from dm05_prep.checksums import Checksums, PartMismatchError, check_part
+from dm05_prep.durable import remove_empty
 from dm05_prep.errors import PrepError
 from dm05_prep.images import ImageSink, PackImages
 from dm05_prep.journal import Point, Record
@@ -129,7 +130,7 @@ def extract(
         raise
     finally:
         ledger.forget_if_empty()
-        _remove_empty(made)
+        remove_empty(made)
     record = Record.load(target)
     assert record
     return Extracted(
@@ -306,11 +307,12 @@ class _Run:
         path = self._placement.path_of(member)
         if path is None:
             return
-        if member.kind == "file" and path and not is_sidecar(path):
+        if is_sidecar(path):
+            if member.kind != "folder":
+                self._ledger.left_out += 1
+                self.left_out_first = self.left_out_first or f"{show(member)} ({reader.where(member.offset)})"
+        elif member.kind == "file" and path:
             self._take_file(reader, member, path)
-        elif is_sidecar(path):
-            self._ledger.left_out += 1
-            self.left_out_first = self.left_out_first or f"{show(member)} ({reader.where(member.offset)})"
         elif member.kind == "folder":
             self._ledger.names.add_folder(path)
             if path and not (self._images and self._images.holds(path)):
@@ -392,11 +394,3 @@ class _Run:
 def _drop_parts(source: Source, parts: PartSet, folder: Path, keep: bool) -> None:
     if source.owns_parts:
         drop_parts(parts, folder, begun_only=keep)
-
-
-def _remove_empty(folders: list[Path]) -> None:
-    for folder in folders:
-        try:
-            folder.rmdir()
-        except OSError:
-            return

@@ -10,7 +10,7 @@ from collections import Counter
 from pathlib import Path
 
 import orjson
-from dm05_schemas.episode import BOM, blank_line, foreign_encoding, without_bom
+from dm05_schemas.episode_lines import BOM, blank_line, foreign_encoding, without_bom
 from dm05_schemas.errors import DataError
 from dm05_schemas.files import replace_file
 from dm05_schemas.index import check_fresh, index_path, list_episodes, read_index

@@ -1,70 +1,97 @@
-"""The checksum of a file; also runs as a process of its own, since a thread would take turns with the interpreter.
+"""Checksums of bytes and of files; also a process of its own, since a thread would take turns with the interpreter.
 
-As a process it is ``python hasher.py``: tasks come in on stdin, each a length (4 bytes) and a marshalled
-``(algorithm, path)``; now and then the number of bytes summed so far goes out (8 bytes), and at the end of a file
-eight bytes of ones and, in the framing of the tasks, ``(digest, errno, text)``. It needs nothing but the standard
-library.
+As a process it takes tasks ``(algorithm, path)``, tells the bytes summed so far, and answers with the digest.
 """
 
 from __future__ import annotations
 
 import hashlib
-import marshal
 import os
-import struct
-import sys
 import zlib
-from collections.abc import Callable
 
-END = b"\xff" * 8
-STEP_BYTES = 8 << 20
-_READ_BYTES = 1 << 20
+from dm05_prep.pipe import TYPE_CHECKING, framed, serve, write_all
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+READ_BYTES = 1 << 20
+_STEP_BYTES = 8 << 20
 
 
-def sum_file(algorithm: str, path: str, keep_on: Callable[[int], bool]) -> str:
-    """The ``algorithm`` ("crc32", or a name of hashlib) of a file in lower-case hex.
+class _Hash:
+    def __init__(self, name: str, prefix: bytes = b"") -> None:
+        self._hash = hashlib.new(name, prefix, usedforsecurity=False)
+
+    def update(self, data: memoryview) -> None:
+        self._hash.update(data)
+
+    def value(self) -> str | int:
+        return self._hash.hexdigest()
+
+
+class _Crc:
+    def __init__(self, step: Callable[[memoryview, int], int]) -> None:
+        self._step, self._crc = step, 0
+
+    def update(self, data: memoryview) -> None:
+        self._crc = self._step(data, self._crc)
+
+    def value(self) -> str | int:
+        return self._crc & 0xFFFFFFFF
+
+
+def _crc32c(_size: int) -> _Crc:
+    import crc32c
+
+    return _Crc(crc32c.crc32c)
+
+
+# name -> makes the running sum of a file of so many bytes
+SUMS: dict[str, Callable[[int], _Hash | _Crc]] = {
+    "sha256": lambda _size: _Hash("sha256"),
+    "md5": lambda _size: _Hash("md5"),
+    "git_sha1": lambda size: _Hash("sha1", b"blob %d\0" % size),
+    "crc32": lambda _size: _Crc(zlib.crc32),
+    "crc32c": _crc32c,
+}
+
+
+def read_file(path: str, take: Callable[[memoryview], None], keep_on: Callable[[int], bool]) -> bool:
+    """Give ``take`` the bytes of a file in order.
 
     Args:
-        keep_on: told the bytes summed so far every ``STEP_BYTES``; "" is returned when it says no.
+        keep_on: told the bytes given so far every few MiB and at the end; False is returned when it says no.
     """
-    crc, digest = 0, None if algorithm == "crc32" else hashlib.new(algorithm, usedforsecurity=False)
-    buffer = memoryview(bytearray(_READ_BYTES))
+    buffer = memoryview(bytearray(READ_BYTES))
     done = told = 0
     with open(path, "rb", buffering=0) as file:
         if hasattr(os, "posix_fadvise"):
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_SEQUENTIAL)
         while count := file.readinto(buffer):
-            if digest:
-                digest.update(buffer[:count])
-            else:
-                crc = zlib.crc32(buffer[:count], crc)
+            take(buffer[:count])
             done += count
-            if done - told >= STEP_BYTES:
+            if done - told >= _STEP_BYTES:
                 told = done
                 if not keep_on(done):
-                    return ""
-    return digest.hexdigest() if digest else f"{crc:08x}"
+                    return False
+    return keep_on(done)
+
+
+def sum_file(algorithm: str, path: str, keep_on: Callable[[int], bool]) -> str:
+    """The ``algorithm``, of ``SUMS``, of a file in lower-case hex; "" when ``keep_on`` says no to :func:`read_file`."""
+    sums = SUMS[algorithm](os.path.getsize(path))
+    if not read_file(path, sums.update, keep_on):
+        return ""
+    value = sums.value()
+    return value if isinstance(value, str) else f"{value:08x}"
 
 
 def main() -> None:
-    """Work until stdin ends or the parent process is gone."""
-    parent, tasks = os.getppid(), sys.stdin.buffer
+    """Work until there are no more tasks or the parent process is gone."""
+    parent = os.getppid()
 
-    def keep_on(done: int) -> bool:
-        os.write(1, struct.pack("<Q", done))
+    def tell(done: int) -> bool:
+        write_all(1, framed(done))
         return os.getppid() == parent
 
-    while len(head := tasks.read(4)) == 4:
-        algorithm, path = marshal.loads(tasks.read(struct.unpack("<I", head)[0]))
-        try:
-            answer = sum_file(algorithm, path, keep_on), 0, ""
-        except BrokenPipeError:
-            return
-        except OSError as error:
-            answer = "", error.errno or 0, error.strerror or ""
-        data = marshal.dumps(answer)
-        os.write(1, END + struct.pack("<I", len(data)) + data)
-
-
-if __name__ == "__main__":
-    main()
+    serve(lambda algorithm, path: sum_file(algorithm, path, tell))

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import crc32c
 import numpy as np
-from dm05_schemas.episode import blank_line, foreign_encoding, too_few_frames
+from dm05_schemas.episode_lines import blank_line, foreign_encoding, too_few_frames
 from dm05_schemas.errors import DataError
 from dm05_schemas.findings import finding
 from dm05_schemas.index import EpisodeEntry

@@ -24,7 +24,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, cast
 
-from dm05_prep.durable import write_atomic
+from dm05_prep.durable import write_durable
 from dm05_prep.errors import PrepError
 from dm05_prep.images import ImageMode, ImageState
 from dm05_prep.names import Names
@@ -101,7 +101,7 @@ class Journal:
 
     def save(self, path: Path) -> None:
         """Make the journal durable."""
-        write_atomic(path, self.dump())
+        write_durable(path, self.dump())
 
     def differs(self, parts: PartSet) -> str:
         """The part that was read, or the archive, that is not what it was; "" when ``parts`` go on from here."""
@@ -253,12 +253,17 @@ class Record:
 
     def save(self, folder: Path) -> None:
         """Write the record into ``folder``."""
-        write_atomic(folder / RECORD_NAME, json.dumps({"version": VERSION, **asdict(self)}, indent=1).encode())
+        write_durable(folder / RECORD_NAME, json.dumps({"version": VERSION, **asdict(self)}, indent=1).encode())
 
 
 def partial_folder(target: Path) -> Path:
     """Where the unfinished extraction of ``target`` lies."""
     return target.with_name(target.name + ".partial")
+
+
+def journal_path(target: Path) -> Path:
+    """Where the journal of an unfinished extraction is."""
+    return partial_folder(target) / "journal.json"
 
 
 def was_published(target: Path) -> bool:
@@ -270,5 +275,5 @@ def was_published(target: Path) -> bool:
 def remove_partial(target: Path) -> None:
     """Forget an unfinished extraction; the journal goes first, so that half of a tree is never gone on from."""
     partial = partial_folder(target)
-    (partial / "journal.json").unlink(missing_ok=True)
+    journal_path(target).unlink(missing_ok=True)
     shutil.rmtree(partial, ignore_errors=True)

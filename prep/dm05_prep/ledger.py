@@ -17,7 +17,7 @@ from pathlib import Path
 from dm05_schemas.files import sync_path
 
 from dm05_prep.checksums import PartDigest
-from dm05_prep.durable import sync_filesystem, write_atomic
+from dm05_prep.durable import sync_filesystem, write_durable
 from dm05_prep.errors import PrepError
 from dm05_prep.images import STAGING, ImageMode, ImageState
 from dm05_prep.journal import (
@@ -26,6 +26,7 @@ from dm05_prep.journal import (
     MemberLog,
     Point,
     Record,
+    journal_path,
     partial_folder,
     read_log,
     reconcile,
@@ -54,7 +55,7 @@ class Ledger:
         self.partial = partial_folder(target)
         self.tree = self.partial / "tree"
         self.names = Names()
-        self._journal_path = self.partial / "journal.json"
+        self._journal_path = journal_path(target)
         self._journal = Journal.of(parts, mode)
         self._syncing: Future[None] | None = None
 
@@ -220,7 +221,7 @@ class Ledger:
 
     def _make_durable(self, journal: bytes, offset: int, then: Callable[[int], None]) -> None:
         sync_filesystem(self.partial)
-        write_atomic(self._journal_path, journal)
+        write_durable(self._journal_path, journal)
         then(offset)
 
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import json
 import re
-import shlex
 import threading
 import time
 from collections.abc import Callable
@@ -273,7 +272,4 @@ def _record(folder: Path, plan: FilePlan) -> None:
 
 
 def _next(workspace: Workspace) -> str:
-    place = f"--workspace {shlex.quote(str(workspace.root))}"
-    if not (workspace.root / "norm_stats").is_dir():
-        return f"dm05-prep dataset {place}"
-    return f"dm05-train {place}"
+    return f"{'dm05-train' if workspace.norm_stats_dir.is_dir() else 'dm05-prep dataset'} {workspace.flag}"

@@ -7,12 +7,14 @@ files that are also folders, and paths through a link are found, also over a res
 
 from __future__ import annotations
 
+import re
 import unicodedata
 from pathlib import PurePosixPath
 
 MAX_COMPONENT_BYTES = 255
 MAX_NAME_BYTES = 1024
 RESERVED = ".dm05-"  # what our own files at the top of the tree start with
+_SIDECAR = re.compile(r"/(?:\._|(?:\.DS_Store|Thumbs\.db|__MACOSX)(?:/|$))")
 
 
 class BadName(ValueError):
@@ -54,9 +56,8 @@ def _check_letters(name: str) -> None:
 
 
 def is_sidecar(path: str) -> bool:
-    """True for what a Mac or Windows file browser adds to archives."""
-    name = path.rpartition("/")[2]
-    return name.startswith("._") or name in (".DS_Store", "Thumbs.db") or "__MACOSX" in path.split("/")
+    """True for what a Mac or Windows file browser adds to archives, and for all that lies in a folder of that name."""
+    return bool(_SIDECAR.search(f"/{path}"))
 
 
 class Names:

@@ -6,7 +6,6 @@ The images are copied into blobs, or stay where they are in the parts of a tar a
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -83,10 +82,10 @@ def build_pack(workspace: Workspace, spec: DatasetSpec, *, force: bool = False, 
     if held is not None:
         return held
     if not spec.images(workspace).is_dir():
-        again = f"Run dm05-prep dataset --subset {spec.name} {_place(workspace)}"
+        again = f"Run dm05-prep dataset --subset {spec.name} {workspace.flag}"
         fix = f"{again} (--layout pack --force {SAME_SOURCE} for images that stay in an archive)"
         raise DataError("there is no folder of images to copy from", where=spec.images(workspace), fix=fix)
-    again = f"dm05-prep dataset --subset {spec.name} {_place(workspace)} --force {SAME_SOURCE}"
+    again = f"dm05-prep dataset --subset {spec.name} {workspace.flag} --force {SAME_SOURCE}"
     with mending(f"Put a good one there or remove the episode, or run {again}"), replaced_folder(folder) as new:
         images = CopiedImages(new, spec.images(workspace), spec)
         rebuild = f"Run dm05-prep pack --dataset-name {spec.name} {ANY_WORKSPACE} --force"
@@ -117,7 +116,7 @@ def publish_archive_pack(
     """
     source = build_index(workspace, spec, progress=progress).fingerprint
     mend = f"Correct or remove the episode, then run dm05-prep dataset --subset {spec.name} --layout pack"
-    with mending(f"{mend} {_place(workspace)}"), naming(staging):
+    with mending(f"{mend} {workspace.flag}"), naming(staging):
         result = write_pack(staging, workspace, spec, images, source=source, rebuild=rebuild, progress=progress)
         put_in_place(staging, result.folder)
     images.forget(result.folder)
@@ -177,10 +176,6 @@ def _episodes(workspace: Workspace, spec: DatasetSpec) -> Iterator[tuple[str, Ep
     index = read_index(index_path(workspace, spec), workspace, spec)
     for name in index.entries:
         yield name, read_episode(index.jsonl / name, spec)
-
-
-def _place(workspace: Workspace) -> str:
-    return f"--workspace {shlex.quote(str(workspace.root))}"
 
 
 def _image_bytes(info: PackInfo) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shlex
 from dataclasses import asdict
 from pathlib import Path
 
@@ -56,8 +55,7 @@ def make_pack(
         held = current_pack(root / PACK_DIR, spec, build_index(workspace, spec, progress=not quiet).fingerprint)
         if held is None:
             what = "not current, and its images were never files"
-            place = f"--workspace {shlex.quote(str(workspace.root))}"
-            raise DataError(what, where=root / PACK_DIR, fix=f"{command} {place} {SAME_SOURCE}")
+            raise DataError(what, where=root / PACK_DIR, fix=f"{command} {workspace.flag} {SAME_SOURCE}")
         return held
     held = json.loads((staging / _PARTS_NAME).read_bytes())
     images = ArchiveImages(staging, [FileRecord(**part) for part in held["parts"]], ArchiveState(*record.images))

@@ -19,7 +19,7 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-from dm05_prep.durable import disk_bytes, free_start, keep_tail
+from dm05_prep.durable import disk_bytes, free_start, keep_tail, remove_empty
 from dm05_prep.parts import PartSet
 from dm05_prep.sources.base import Source
 
@@ -186,8 +186,4 @@ def drop_parts(parts: PartSet, folder: Path, *, begun_only: bool) -> None:
         path.with_name(path.name + READING).unlink(missing_ok=True)
         if not begun_only:
             path.unlink(missing_ok=True)
-    for empty in (folder, folder.parent):
-        try:
-            empty.rmdir()
-        except OSError:
-            return
+    remove_empty((folder, folder.parent))

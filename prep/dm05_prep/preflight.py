@@ -9,7 +9,7 @@ from pathlib import Path
 
 from dm05_prep.console import human_bytes, warn
 from dm05_prep.errors import PrepError
-from dm05_prep.names import BadName
+from dm05_prep.names import BadName, is_sidecar
 from dm05_prep.parts import PartSet
 from dm05_prep.placement import Placement
 from dm05_prep.room import Room, nearest, room_at, shortage
@@ -114,7 +114,8 @@ def measure(parts: PartSet, paths: list[Path], inside: tuple[str, ...]) -> Room:
     try:
         for member in read_members(stream):
             with contextlib.suppress(BadName):  # the engine tells
-                if placement.path_of(member) is not None:
+                path = placement.path_of(member)
+                if path is not None and not is_sidecar(path):
                     count += 1
                     size += -(-member.size // _FILE_BYTES) * _FILE_BYTES
     finally:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from dm05_schemas.registry import DatasetSpec
@@ -16,11 +16,10 @@ from dm05_prep.durable import disk_bytes
 from dm05_prep.errors import PrepError
 from dm05_prep.extract import Extracted, ExtractOptions, extract
 from dm05_prep.images import PackImages
-from dm05_prep.journal import Journal, partial_folder
+from dm05_prep.journal import Journal, journal_path
 from dm05_prep.parts import PartSet, order_parts
 from dm05_prep.prefetch import held_at_most
 from dm05_prep.preflight import check_parts, check_room, measure
-from dm05_prep.room import Room
 from dm05_prep.sniff import check_head
 from dm05_prep.sources.base import Source
 
@@ -71,7 +70,7 @@ def plan_of(source: Source, workspace: Workspace, spec: DatasetSpec, archive: st
             if file.name == error.where and file.size and not source.owns_parts:  # its content says more than its size
                 check_head(source.fetch(file, target, progress=lambda count: None, stop=never), None)
         raise
-    journal = Journal.load(partial_folder(target) / "journal.json")
+    journal = Journal.load(journal_path(target))
     place = re.sub(r"[^\w.-]+", "-", source.description.partition(" (")[0]).strip("-.")
     plan = Plan(
         source=source,
@@ -89,7 +88,7 @@ def plan_of(source: Source, workspace: Workspace, spec: DatasetSpec, archive: st
     if doomed:
         what = "lies in the folder that the dataset is written to and that is replaced"
         raise PrepError(what, where=doomed, fix="Move the parts elsewhere, and give that folder with --uri")
-    return Plan(**{**vars(plan), "paths": paths})
+    return replace(plan, paths=paths)
 
 
 def reassemble(plan: Plan, *, keep_parts: bool, images: PackImages | None, quiet: bool) -> Extracted:
@@ -152,10 +151,8 @@ def _check_room(plan: Plan, keep_parts: bool) -> None:
     if plan.source.owns_parts:
         all_at_once = keep_parts or plan.parts.kind != "tar"
         copied = plan.parts.size - plan.resume_at if all_at_once else held_at_most(plan.parts)
-    counted: Callable[[], Room] | None = None
-    paths = plan.paths
-    if paths and plan.parts.kind == "tar":
-        counted = lambda: measure(plan.parts, paths, plan.inside)  # noqa: E731
+    here = plan.paths if plan.parts.kind == "tar" else None
+    counted = partial(measure, plan.parts, here, plan.inside) if here else None
     check_room(
         plan.parts,
         folder=plan.target,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from dataclasses import dataclass
 
 from dm05_schemas.workspace import Workspace
@@ -35,9 +34,8 @@ class Summary:
 
 def next_lines(workspace: Workspace, source: str, dataset: str) -> list[str]:
     """The commands that come after this one."""
-    place = f"--workspace {shlex.quote(str(workspace.root))}"
     name = "" if dataset == "libero_pi0_all" else f" --data-config.dataset-name {dataset}"
-    commands = [f"dm05-train{name} {place}"]
+    commands = [f"dm05-train{name} {workspace.flag}"]
     if not (workspace.checkpoint_dir / "config.json").is_file():
-        commands.insert(0, f"dm05-prep model{f' --source {source}' if source != 'local' else ''} {place}")
+        commands.insert(0, f"dm05-prep model{f' --source {source}' if source != 'local' else ''} {workspace.flag}")
     return [f"{'next' if index == 0 else '':<10} {command}" for index, command in enumerate(commands)]

@@ -13,9 +13,9 @@ from pathlib import Path
 
 from dm05_schemas.files import naming
 
-from dm05_prep import copier
-from dm05_prep.child import Child, framed
-from dm05_prep.copier import Copy, copy_files, write_all
+from dm05_prep.child import Child
+from dm05_prep.copier import CREATE, Copy, copy_files
+from dm05_prep.pipe import write_all
 
 _TASK_FILES = 64
 _TASK_BYTES = 8 << 20
@@ -51,7 +51,7 @@ class TreeWriter:
     def file(self, path: str, pieces: Iterable[bytes]) -> None:
         """Write a file of what ``pieces`` give."""
         self.folder(path.rpartition("/")[0])
-        file = os.open(f"{self._root}/{path}", copier.CREATE, 0o666)
+        file = os.open(f"{self._root}/{path}", CREATE, 0o666)
         try:
             for piece in pieces:  # a part that has to come first may fail as well, with a file of its own
                 with naming(Path(f"{self._root}/{path}")):
@@ -120,23 +120,19 @@ class _Helper:
     """One process that runs :mod:`dm05_prep.copier`; ``pending`` counts its tasks."""
 
     def __init__(self, root: str, guard: int) -> None:
-        self._child = Child("writes files", copier.__file__, root, guard=guard)
+        self._child = Child("writes files", "copier", root, guard=guard)
         self.pending = 0
 
     def submit(self, part: str, task: list[Copy]) -> None:
         """Hand a task over; waits while the process has many."""
         self.wait(_MOST_PENDING)
         self.pending += 1  # from here on: a task that could not be handed over must never count as done
-        try:
-            self._child.send(framed((part, task)))
-        except BrokenPipeError:
-            self.wait(0)  # raises what ended it
+        self._child.send(part, task)
 
     def wait(self, most: int) -> None:
         """Return when no more than ``most`` tasks are pending."""
         while self.pending > most:
-            if self._child.read(1) == copier.FAILED:
-                raise OSError(*self._child.read_framed())
+            self._child.answer()
             self.pending -= 1
 
     def close(self) -> None:

@@ -68,10 +68,8 @@ class TestWriting:
         assert (result.record.files, result.record.bytes) == (len(due), sum(map(len, due.values())))
         assert sorted(path.name for path in tmp_path.iterdir()) == ["p", "set"]
         record = json.loads((tmp_path / "set" / ".dm05-extracted.json").read_text())
-        assert all(
-            (digest or "sha256:").startswith("sha256:" if sums else "crc32:") or not digest
-            for *_, digest in record["parts"]
-        )
+        kinds = {digest.partition(":")[0] for *_, digest in record["parts"] if digest}
+        assert kinds == {"sha256" if sums else "crc32"}
 
     def test_modes_owners_and_times_are_not_applied(self, tmp_path: Path) -> None:
         run(write_parts(tmp_path / "p", [honest({HOME + "a": b"x"})]), tmp_path / "set")
@@ -101,12 +99,19 @@ class TestWriting:
         assert sorted(path.name for path in tmp_path.iterdir()) == ["p", "set"]
 
     def test_sidecars_are_left_out_and_counted(self, tmp_path: Path) -> None:
-        names = ["._a.jpg", "image/.DS_Store", "image/._x", "__MACOSX/a"]
-        archive = closed(member(HOME + "a.jpg", b"1"), *(member(HOME + name, b"mac") for name in names))
+        folders = ["__MACOSX/", "image/._d/", "image/._d/deep/"]
+        names = ["._a.jpg", "image/.DS_Store", "image/._x", "__MACOSX/a", "image/._d/b.jpg", "image/._d/deep/c.jpg"]
+        archive = closed(
+            member(HOME + "a.jpg", b"1"),
+            *(member(HOME + name, flag=b"5") for name in folders),
+            *(member(HOME + name, b"mac") for name in names),
+            member(HOME + "image/._l", flag=b"2", target=b"/etc/passwd"),
+        )
         result = run(write_parts(tmp_path / "p", [archive]), tmp_path / "set")
         assert tree(tmp_path / "set") == {"a.jpg": b"1"}
-        assert result.record.left_out == 4
-        assert result.left_out_first == f"'{HOME}._a.jpg' (libero.tar.part-000: byte 1024)"
+        assert not any(path.is_dir() for path in (tmp_path / "set").iterdir())
+        assert result.record.left_out == len(names) + 1  # no folder is a file that was left out
+        assert result.left_out_first == f"'{HOME}._a.jpg' (libero.tar.part-000: byte 2560)"
 
 
 class TestLinks:

@@ -50,8 +50,10 @@ def test_cleaned() -> None:
 
 
 def test_sidecars() -> None:
-    assert all(is_sidecar(path) for path in ("a/._b.jpg", ".DS_Store", "__MACOSX/a/b.jpg"))
-    assert not any(is_sidecar(path) for path in ("a/_b.jpg", "a/.hidden", "a/MACOSX/b", ""))
+    for name in ("._b.jpg", "._", ".DS_Store", "Thumbs.db", "__MACOSX"):
+        assert all(is_sidecar(path) for path in (name, f"a/{name}", f"{name}/b.jpg", f"a/b/{name}/c/d.jpg"))
+    for name in ("_b.jpg", ".hidden", "a._b", "MACOSX", "x__MACOSX", "__MACOSX2", ".DS_Store.jpg", "my.DS_Store"):
+        assert not any(is_sidecar(path) for path in (name, f"a/{name}", f"{name}/b.jpg", ""))
 
 
 def test_spellings_of_the_same_name() -> None:

@@ -7,6 +7,7 @@ import io
 import json
 import re
 import shutil
+import sys
 from collections.abc import Sequence
 from html.parser import HTMLParser
 from pathlib import Path
@@ -21,6 +22,7 @@ from dm05_prep.report.dims import measure
 from dm05_prep.report.facts import Facts, gather
 from dm05_prep.report.markup import prompt, text
 from dm05_prep.report.outliers import find_outliers
+from dm05_prep.validate import validate
 from dm05_schemas.errors import DataError, UsageError
 from dm05_schemas.registry import DatasetSpec
 from dm05_schemas.workspace import Workspace
@@ -205,18 +207,51 @@ def test_one_episode_without_actions_or_images(workspace: Workspace) -> None:
 
 
 def test_broken_pictures_and_odd_ones(workspace: Workspace) -> None:
-    """A file that is no picture, a grey one and one of another shape: a tile for each, a finding for the first."""
+    """Files that are no picture, one that is gone, a grey one and one of another shape: tiles, and validate's words."""
     spec = make_spec()
-    write_vectors(workspace, spec, random_episodes(1, [3], spec))
-    write_images(workspace, spec, [3])
+    write_vectors(workspace, spec, random_episodes(1, [5], spec))
+    write_images(workspace, spec, [5])
     folder = spec.images(workspace) / "episode_000" / "camera_0"
-    (folder / "000000.jpg").write_bytes(b"<html>not found</html>")
-    Image.new("L", (30, 90)).save(folder / "000001.jpg")
+    whole = (folder / "000000.jpg").read_bytes()
+    for number, data in enumerate((b"<html>not found</html>", b"", whole[:-40])):
+        (folder / f"{number:06d}.jpg").write_bytes(data)
+    (folder / "000003.jpg").unlink()
+    Image.new("L", (30, 90)).save(folder / "000004.jpg")
     checks = write_report(workspace, spec, workspace.root / "r.html").checks
-    broken = [item for item in checks.findings if item.kind == "image-broken"]
-    assert len(broken) == 1 and broken[0].line == 1 and "images_1: episode_000/camera_0/000000.jpg" in broken[0].detail
+    found = {item for item in checks.findings if item.kind.startswith("image-")}
+    assert {item.kind for item in found} == {"image-foreign", "image-empty", "image-truncated", "image-missing"}
+    assert found < set(validate(workspace, spec, deep=True).findings)
     page = read(workspace.root / "r.html")
-    assert "unreadable" in page.visible and len(pictures(page)) > 4
+    assert "unreadable" in page.visible and "missing" in page.visible and len(pictures(page)) > 4
+
+
+@pytest.mark.parametrize("decoder", [True, False])
+def test_videos_are_judged_as_validate_does(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch, decoder: bool
+) -> None:
+    spec = make_spec()
+    view = {"type": "video", "url": "./noise.mp4"}
+    views = {"images_1": view, "images_2": view | {"url": "./gone.mp4"}}
+    write_lines(
+        spec.jsonl(workspace) / "a.jsonl",
+        [
+            make_frame("a", n, [0.0] * 4, [0.0] * 3, **{key: view | {"frame_idx": n} for key, view in views.items()})
+            for n in range(3)
+        ],
+    )
+    spec.images(workspace).mkdir()
+    (spec.images(workspace) / "noise.mp4").write_bytes(b"no video" * 99)
+    if decoder:
+        pytest.importorskip("av")
+    else:
+        monkeypatch.setitem(sys.modules, "av", None)
+    due = {("image-missing", "error"), ("video-broken", "error") if decoder else ("video-unchecked", "warning")}
+    for report in (
+        write_report(workspace, spec, workspace.root / "r.html").checks,
+        validate(workspace, spec, deep=True),
+    ):
+        found = [(item.kind, item.severity) for item in report.findings if item.kind.startswith(("image", "video"))]
+        assert sorted(found) == sorted(due)
 
 
 def test_refused_episodes_are_named(workspace: Workspace) -> None:

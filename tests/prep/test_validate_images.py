@@ -269,6 +269,22 @@ def test_a_pack_in_place_of_images(workspace: Workspace) -> None:
     assert validate(workspace, SPEC).findings == ()
 
 
+def test_a_pack_beside_images(workspace: Workspace) -> None:
+    """Each picture counts once, both places are looked at, and a finding says in which of them something is wrong."""
+    build_pack(workspace, SPEC)
+    for sample, images in ((None, 14), (3, 6)):
+        assert validate(workspace, SPEC, deep=True, sample=sample).images == images
+    [blob] = (SPEC.root(workspace) / "pack").glob("*.bin")
+    data = bytearray(blob.read_bytes())
+    data[len(data) // 2] ^= 1
+    blob.write_bytes(data)
+    picture(workspace).write_bytes(b"")
+    at_file, at_blob = found(workspace)
+    assert at_file == ("image-empty", f"{C}: is empty (images_1 of episode_000.jsonl:2)")
+    assert at_blob[0] == "pack-broken" and at_blob[1].startswith(f"pack/{blob.name}: the image was changed since")
+    assert validate(workspace, SPEC, deep=True).images == 14
+
+
 def test_a_changed_blob(workspace: Workspace) -> None:
     for number, path in enumerate(sorted(SPEC.images(workspace).rglob("*.jpg"))):
         path.write_bytes(encoded(seed=number))
@@ -331,8 +347,8 @@ def test_videos(workspace: Workspace) -> None:
         write_lines(SPEC.jsonl(workspace) / f"{name}.jsonl", frames)
     build_index(workspace, SPEC)
     held = [(kind, text) for kind, text in found(workspace) if kind != "stats-stale"]
-    assert held[0] == ("image-missing", 'jsonl/gone.jsonl:3: there is no "gone.mp4"')
+    assert held[0] == ("image-missing", 'jsonl/gone.jsonl:3: images_1: there is no "gone.mp4"')
     assert held[1][0] == "video-broken" and held[1][1].startswith("image/noise.mp4: cannot read the video: ")
     assert held[2:] == [
-        ("video-broken", "image/short.mp4: has 2 frames, frame_idx 2 is not there (short.jsonl:3)"),
+        ("video-broken", "image/short.mp4: has 2 frames, frame_idx 2 is not there (images_1 of short.jsonl:3)"),
     ]  # fmt: skip

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from dm05_schemas.errors import DataError
-from dm05_schemas.sample import action_chunk, denormalise, normalise, pad_action, relative, sample_count
+from dm05_schemas.sample import action_chunk, denormalise, normalise, pad_action, relative
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
@@ -17,7 +17,6 @@ def test_chunks_repeat_the_last_frame() -> None:
     assert action_chunk(EPISODE, 4, 3, False).tolist() == [[8, 9], [10, 11], [10, 11]]
     assert action_chunk(EPISODE, 4, 3, True).tolist() == [[10, 11]] * 3
     assert action_chunk(EPISODE, 0, 2, True).tolist() == [[2, 3], [4, 5]]
-    assert [sample_count(frames) for frames in (0, 1, 2, 6)] == [0, 0, 1, 5]
 
 
 @pytest.mark.parametrize("from_states", [False, True])

@@ -22,6 +22,19 @@ IMAGE_TOKEN = "<image_soft_token>"
 _MERGES = 560
 _LEAST_SEEN = 2
 
+_CONFIG = {
+    "tokenizer_class": "GemmaTokenizer",
+    "processor_class": "Gemma3Processor",
+    "model_max_length": MODEL_MAX_LENGTH,
+    "pad_token": "<pad>",
+    "eos_token": "<eos>",
+    "bos_token": "<bos>",
+    "unk_token": "<unk>",
+    "boi_token": "<start_of_image>",
+    "eoi_token": "<end_of_image>",
+    "image_token": IMAGE_TOKEN,
+}
+
 # What the merges are learnt from: the frame of a prompt, the demo's tasks, and sentences like those of robot datasets.
 _CORPUS = (
     *(f"Task: {task.text}." for task in TASKS),
@@ -145,16 +158,4 @@ def build_tokenizer() -> Tokenizer:
             "merges": [list(merge) for merge in merges],
         },
     }
-    config = {
-        "tokenizer_class": "GemmaTokenizer",
-        "processor_class": "Gemma3Processor",
-        "model_max_length": MODEL_MAX_LENGTH,
-        "pad_token": "<pad>",
-        "eos_token": "<eos>",
-        "bos_token": "<bos>",
-        "unk_token": "<unk>",
-        "boi_token": "<start_of_image>",
-        "eoi_token": "<end_of_image>",
-        "image_token": IMAGE_TOKEN,
-    }
-    return Tokenizer(json=document, config=config, ids=ids)
+    return Tokenizer(json=document, config=_CONFIG, ids=ids)

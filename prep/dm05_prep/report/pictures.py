@@ -10,17 +10,20 @@ from dataclasses import dataclass
 
 import numpy as np
 from dm05_schemas.episode import Episode, read_episode
-from dm05_schemas.errors import DataError, DM05Error
-from dm05_schemas.findings import Finding, finding
+from dm05_schemas.errors import DataError
+from dm05_schemas.findings import Finding
+from dm05_schemas.frame import Problem
 from dm05_schemas.image import decode_rgb
 from dm05_schemas.pack import PACK_DIR
 from dm05_schemas.registry import DatasetSpec
 from dm05_schemas.video import VideoReader
 from dm05_schemas.workspace import Workspace
+from numpy.typing import NDArray
 from PIL import Image
 
 from dm05_prep.report.facts import EpisodeFacts, Facts
 from dm05_prep.report.packed import PackedImages
+from dm05_prep.validate.image_checks import NamedFile, check_image, read_frame, read_image
 
 QUALITY = 72
 
@@ -48,18 +51,22 @@ class Camera:
 
     def __init__(self, workspace: Workspace, spec: DatasetSpec) -> None:
         self.workspace, self.spec = workspace, spec
-        self.videos = VideoReader()
+        self._videos = VideoReader()
         self._packed: PackedImages | None = None
         self._only_pack = not spec.images(workspace).is_dir() and (spec.root(workspace) / PACK_DIR).is_dir()
         if self._only_pack:
             with contextlib.suppress(DataError):  # the check of the layout says what is wrong with it
                 self._packed = PackedImages(workspace, spec)
-        self.findings: list[Finding] = []
-        """What was wrong with the pictures fetched so far."""
+        self._found: dict[tuple[str, str], Finding] = {}
+
+    @property
+    def findings(self) -> list[Finding]:
+        """What was wrong with the pictures fetched so far, once for each file and kind."""
+        return list(self._found.values())
 
     def close(self) -> None:
         """Close the videos and the pack."""
-        self.videos.close()
+        self._videos.close()
         if self._packed:
             self._packed.close()
 
@@ -85,28 +92,38 @@ class Camera:
     def _fetch(self, episode: Episode, t: int, view: int, size: int) -> Picture:
         if self._only_pack and not self._packed:
             return Picture(frame=t, data=None, problem="unreadable")
-        url, index = episode.urls[t][view], int(episode.frame_idx[t, view])
-        path = self.spec.images(self.workspace) / url
-        kind = "image-broken" if index < 0 else "video-broken"
-        try:
-            if self._packed:
-                kind = "pack-broken"
-                data = self._packed.read(episode.path.name, t, self.spec.image_keys[view])
-                pixels = decode_rgb(data, url)
-            elif index >= 0:
-                pixels = self.videos.read(path, index, url)
-            else:
-                pixels = decode_rgb(path.read_bytes(), url)
-        except FileNotFoundError:
-            kind, problem = "image-missing", f"{self.spec.image_keys[view]}: {url} is not there"
-        except OSError as error:
-            problem = f"{self.spec.image_keys[view]}: {url} cannot be read: {error.strerror or error}"
-        except DM05Error as error:
-            problem = f"{self.spec.image_keys[view]}: {error}"
-        else:
+        root, url, index = self.spec.images(self.workspace), episode.urls[t][view], int(episode.frame_idx[t, view])
+        pixels = self._pixels(NamedFile(root, url, episode.path, t, self.spec.image_keys[view]), index)
+        if not isinstance(pixels, Finding):
             return Picture(frame=t, data=_data_uri(Image.fromarray(pixels), size))
-        self.findings.append(finding(kind, episode.path, t + 1, problem))
-        return Picture(frame=t, data=None, problem="missing" if kind == "image-missing" else "unreadable")
+        self._found.setdefault((pixels.kind, url), pixels)
+        missing = pixels.kind in ("image-missing", "image-case", "broken-link")
+        return Picture(frame=t, data=None, problem="missing" if missing else "unreadable")
+
+    def _pixels(self, named: NamedFile, index: int) -> NDArray[np.uint8] | Finding:
+        """A frame, uint8 [H, W, 3], or what deep validation says of it."""
+        if self._packed:
+            return _from_pack(self._packed, named)
+        if index >= 0:
+            return read_frame(self._videos, named, index)
+        data = read_image(named)
+        if isinstance(data, Finding):
+            return data
+        try:
+            return decode_rgb(data, named.url)
+        except DataError:
+            return named.at_file(check_image(data, named.url, decode=True)[1][0])
+
+
+def _from_pack(packed: PackedImages, named: NamedFile) -> NDArray[np.uint8] | Finding:
+    try:
+        return decode_rgb(packed.read(named.episode.name, named.row, named.camera), named.url)
+    except FileNotFoundError:
+        return named.at_line(Problem("image-missing", f"{named.url} is not in the pack"))
+    except OSError as error:
+        return named.at_line(Problem("pack-broken", f"{named.url} cannot be read: {error.strerror or error}"))
+    except DataError as error:
+        return named.at_line(Problem("pack-broken", str(error)))
 
 
 def _data_uri(image: Image.Image, size: int) -> str:

@@ -5,14 +5,11 @@ A size alone proves nothing: both SDKs accept bodies of the right length with wr
 
 from __future__ import annotations
 
-import hashlib
 import threading
-import zlib
-from collections.abc import Callable
 from dataclasses import dataclass, fields
 from pathlib import Path
 
-READ_BYTES = 1 << 20
+from dm05_prep.hasher import SUMS, read_file
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,50 +64,6 @@ def file_differences(path: Path, size: int, checks: Checks, stop: threading.Even
     if actual != size:
         return [f"size is {actual}, published is {size}"]
     sums = Sums(checks, size)
-    if not checks.published():
-        return []
-    buffer = memoryview(bytearray(READ_BYTES))
-    with path.open("rb", buffering=0) as file:
-        while count := file.readinto(buffer):
-            if stop.is_set():
-                return None
-            sums.update(buffer[:count])
+    if checks.published() and not read_file(str(path), sums.update, lambda done: not stop.is_set()):
+        return None
     return sums.differences()
-
-
-class _Hash:
-    def __init__(self, name: str, prefix: bytes = b"") -> None:
-        self._hash = hashlib.new(name, prefix, usedforsecurity=False)
-
-    def update(self, data: memoryview) -> None:
-        self._hash.update(data)
-
-    def value(self) -> str | int:
-        return self._hash.hexdigest()
-
-
-class _Crc:
-    def __init__(self, step: Callable[[memoryview, int], int]) -> None:
-        self._step, self._crc = step, 0
-
-    def update(self, data: memoryview) -> None:
-        self._crc = self._step(data, self._crc)
-
-    def value(self) -> str | int:
-        return self._crc & 0xFFFFFFFF
-
-
-def _crc32c(_size: int) -> _Crc:
-    import crc32c
-
-    return _Crc(crc32c.crc32c)
-
-
-# name -> makes the running sum of a file of so many bytes
-SUMS: dict[str, Callable[[int], _Hash | _Crc]] = {
-    "sha256": lambda _size: _Hash("sha256"),
-    "md5": lambda _size: _Hash("md5"),
-    "git_sha1": lambda size: _Hash("sha1", b"blob %d\0" % size),
-    "crc32": lambda _size: _Crc(zlib.crc32),
-    "crc32c": _crc32c,
-}

@@ -10,7 +10,8 @@ from pathlib import Path
 
 from dm05_schemas.files import naming
 
-from dm05_prep.sources.checks import READ_BYTES, Checks, Sums
+from dm05_prep.hasher import READ_BYTES
+from dm05_prep.sources.checks import Checks, Sums
 from dm05_prep.sources.partfile import no_space
 from dm05_prep.sources.retry import Stopped
 

@@ -113,9 +113,11 @@ def _look(workspace: Workspace, spec: DatasetSpec, seen: _Seen, depth: _Depth) -
         about_pack = check_pack(workspace, spec, index)
     seen.findings += [*check_stats(workspace, spec, source), *about_pack]
     if depth.deep and not about_pack:
+        packed = 0
         for count, findings in check_blobs(pack, depth.sample, depth.decode, depth.jobs):
-            seen.images += count
+            packed += count
             seen.findings += findings
+        seen.images = max(seen.images, packed)  # beside image files, the same pictures once more
 
 
 def _look_at_episodes(

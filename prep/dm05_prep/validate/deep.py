@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import contextlib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,15 +11,13 @@ from pathlib import Path
 import crc32c
 import numpy as np
 from dm05_schemas.episode import Episode, scan_episode
-from dm05_schemas.errors import DataError
 from dm05_schemas.findings import Finding, finding
-from dm05_schemas.frame import shown
 from dm05_schemas.index import FileState, Index
 from dm05_schemas.registry import DatasetSpec
 from dm05_schemas.video import VideoReader
 
 from dm05_prep.parallel import batches, default_jobs, ordered_map
-from dm05_prep.validate.image_checks import check_image, explain_missing
+from dm05_prep.validate.image_checks import NamedFile, check_image, read_frame, read_image
 
 # Bytes of JSON a task; the images of its frames are some forty times as much.
 _BATCH_BYTES = 1 << 21
@@ -150,55 +148,35 @@ def _scan(item: EpisodeTask, spec: DatasetSpec) -> tuple[Episode | None, list[Fi
 
 def _check_pictures(outcome: Outcome, episode: Episode, rows: Sequence[int], task: Task, root: Path) -> None:
     seen: set[str] = set()
-    videos: dict[str, tuple[int, int]] = {}
+    videos: dict[str, tuple[int, NamedFile]] = {}
     for row in rows:
         for view, camera in enumerate(task.spec.image_keys):
             url, number = episode.urls[row][view], int(episode.frame_idx[row, view])
+            named = NamedFile(root, url, episode.path, row, camera)
             if number >= 0:
-                videos[url] = max(videos.get(url, (-1, 0)), (number, row))
+                if url not in videos or number > videos[url][0]:
+                    videos[url] = number, named
             elif url not in seen:
                 seen.add(url)
-                _check_picture(outcome, episode.path, row, camera, root, url, task.decode)
-    for url, (number, row) in videos.items():
-        _check_video(outcome, episode.path, row, root, url, number)
+                _check_picture(outcome, named, task.decode)
+    outcome.images += len(seen) + len(videos)
+    for number, named in videos.values():
+        with contextlib.closing(VideoReader()) as reader:
+            frame = read_frame(reader, named, number)
+        if isinstance(frame, Finding):
+            outcome.findings.append(frame)
 
 
-def _check_picture(outcome: Outcome, episode: Path, row: int, camera: str, root: Path, url: str, decode: bool) -> None:
-    path = root / url
-    outcome.images += 1
-    try:
-        data = path.read_bytes()
-    except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
-        kind, detail = explain_missing(root, url)
-        outcome.findings.append(finding(kind, episode, row + 1, f"{camera}: {detail}"))
+def _check_picture(outcome: Outcome, named: NamedFile, decode: bool) -> None:
+    data = read_image(named)
+    if isinstance(data, Finding):
+        outcome.findings.append(data)
         return
-    except OSError as error:
-        detail = f"{camera}: {shown(url)} cannot be read: {error.strerror or error}"
-        outcome.findings.append(finding("unreadable", episode, row + 1, detail))
-        return
-    header, problems = check_image(data, url, decode)
-    named = f"{camera} of {episode.name}:{row + 1}"
-    outcome.findings += [finding(kind, path, None, f"{detail} ({named})") for kind, detail in problems]
+    header, problems = check_image(data, named.url, decode)
+    outcome.findings += map(named.at_file, problems)
     if header is not None:
-        counter = outcome.sizes.setdefault((str(episode), camera), Counter())
+        counter = outcome.sizes.setdefault((str(named.episode), named.camera), Counter())
         counter[header.width, header.height] += 1
-
-
-def _check_video(outcome: Outcome, episode: Path, row: int, root: Path, url: str, number: int) -> None:
-    path = root / url
-    outcome.images += 1
-    if not os.path.isfile(path):
-        kind, detail = explain_missing(root, url)
-        outcome.findings.append(finding(kind, episode, row + 1, detail))
-        return
-    reader = VideoReader()
-    try:
-        reader.read(path, number, str(path))
-    except DataError as error:
-        kind = "video-unchecked" if "PyAV" in error.what else "video-broken"
-        outcome.findings.append(finding(kind, path, None, f"{error.what} ({episode.name}:{row + 1})"))
-    finally:
-        reader.close()
 
 
 def _sampled_rows(

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import os
 import unicodedata
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
+import numpy as np
 from dm05_schemas.errors import DataError
+from dm05_schemas.findings import Finding, finding
 from dm05_schemas.frame import Problem, shown
 from dm05_schemas.image import EIGHT_BIT_MODES, ImageHeader, decode_rgb, image_size
+from dm05_schemas.video import NoDecoderError, VideoReader
+from numpy.typing import NDArray
 
 _SUFFIXES = {
     "JPEG": (".jpg", ".jpeg", ".jpe", ".jfif"),
@@ -27,6 +32,31 @@ _FOREIGN = (
     (b"{", "JSON"),
     (b"version https://git-lfs", "a Git LFS pointer"),
 )
+
+
+@dataclass(frozen=True, slots=True)
+class NamedFile:
+    """The file ``root/url``, and that the frame in ``row`` (from 0) of an episode names it for a camera."""
+
+    root: Path
+    url: str
+    episode: Path
+    row: int
+    camera: str
+
+    @property
+    def path(self) -> Path:
+        """Where it is."""
+        return self.root / self.url
+
+    def at_line(self, problem: Problem) -> Finding:
+        """A problem of the frame's: there is no such file to look into."""
+        return finding(problem.kind, self.episode, self.row + 1, f"{self.camera}: {problem.detail}")
+
+    def at_file(self, problem: Problem) -> Finding:
+        """A problem of what the file holds."""
+        named = f"{self.camera} of {self.episode.name}:{self.row + 1}"
+        return finding(problem.kind, self.path, None, f"{problem.detail} ({named})")
 
 
 def check_image(data: bytes, name: str | None, decode: bool) -> tuple[ImageHeader | None, list[Problem]]:
@@ -68,6 +98,27 @@ def is_cut_short(data: bytes, kind: str) -> bool:
         scan = _jpeg_scan(data)
         return scan < 0 or data.rfind(b"\xff\xd9", scan) < 0
     return kind == "PNG" and _png_is_cut_short(data)
+
+
+def read_image(named: NamedFile) -> bytes | Finding:
+    """The bytes of an image file, or why there are none."""
+    try:
+        return named.path.read_bytes()
+    except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+        return named.at_line(explain_missing(named.root, named.url))
+    except OSError as error:
+        return named.at_line(Problem("unreadable", f"{shown(named.url)} cannot be read: {error.strerror or error}"))
+
+
+def read_frame(videos: VideoReader, named: NamedFile, number: int) -> NDArray[np.uint8] | Finding:
+    """Frame ``number`` of a video, uint8 [H, W, 3], or why there is none."""
+    if not named.path.is_file():
+        return named.at_line(explain_missing(named.root, named.url))
+    try:
+        return videos.read(named.path, number, str(named.path))
+    except DataError as error:
+        kind = "video-unchecked" if isinstance(error, NoDecoderError) else "video-broken"
+        return named.at_file(Problem(kind, error.what))
 
 
 def explain_missing(root: Path, url: str) -> Problem:

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
-from dm05_schemas.episode import HUGE_LINE, foreign_encoding, parse_line, too_few_frames
+from dm05_schemas.episode_lines import HUGE_LINE, foreign_encoding, parse_line, too_few_frames
 from dm05_schemas.errors import DataError
 from dm05_schemas.findings import Finding, finding
 from dm05_schemas.frame import UrlProblem, clean_url

@@ -7,7 +7,6 @@ A worker holds a few file handles and one entry an episode; nothing a frame. See
 from __future__ import annotations
 
 import hashlib
-import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -338,11 +337,10 @@ def _chosen(info: PackInfo, val_episodes: float, split: Split) -> tuple[int, ...
 
 def _mend(workspace: Workspace, spec: DatasetSpec, info: PackInfo) -> str:
     """What to do about an image that is missing or broken."""
-    place = f"--workspace {shlex.quote(str(workspace.root))}"
-    find = f"dm05-prep validate --deep --dataset-name {spec.name} {place} lists all of that kind"
+    find = f"dm05-prep validate --deep --dataset-name {spec.name} {workspace.flag} lists all of that kind"
     if info.images == "blobs":
         return f"Replace it or remove its episode ({find}), then make the pack anew. {info.rebuild}"
-    again = f"dm05-prep dataset --subset {spec.name} {place} --force {SAME_SOURCE}"
+    again = f"dm05-prep dataset --subset {spec.name} {workspace.flag} --force {SAME_SOURCE}"
     return f"Put a good one there ({find}), or run {again}"
 
 
@@ -353,5 +351,4 @@ def _check_stats(stats: NormStats, workspace: Workspace, spec: DatasetSpec, sour
     if stats.source_fingerprint not in ("", source):
         command = f"dm05-prep norm-stats --dataset-name {stats.dataset} --chunk-size {stats.chunk_size}"
         what = f"the normalisation statistics of {stats.dataset} are of other episodes than those here"
-        place = f"--workspace {shlex.quote(str(workspace.root))}"
-        raise DataError(what, fix=f"Run {command} --action-mode {stats.action_mode} {place} --force")
+        raise DataError(what, fix=f"Run {command} --action-mode {stats.action_mode} {workspace.flag} --force")
