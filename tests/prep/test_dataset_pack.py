@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import subprocess
+import time
 from pathlib import Path
 
 from tars import honest, split, wanted, write_parts
