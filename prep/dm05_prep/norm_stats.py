@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 import crc32c
 import numpy as np
+from dm05_schemas.commands import aiming
 from dm05_schemas.episode import scan_episode
 from dm05_schemas.errors import DataError, UsageError
 from dm05_schemas.files import folder_lock, is_locked
@@ -191,7 +192,8 @@ def _spill(workspace: Workspace, spec: DatasetSpec, file: Path, jobs: int, progr
     weights = [sum(sizes[path.relative_to(index.jsonl).as_posix()] for path in task.paths) for task in tasks]
     parts = []
     offset = 0
-    with file.open("wb") as sink, progress_bar(total, "B", "episodes", quiet=not progress) as bar:
+    bars = progress_bar(total, "B", "episodes", quiet=not progress)
+    with aiming(workspace, spec.name), file.open("wb") as sink, bars as bar:
         results = ordered_map(_read_vectors, tasks, jobs if total > _PARALLEL_BYTES else 1)
         for weight, vectors in zip(weights, results, strict=True):
             parts.append(Batch(offset=offset, lengths=vectors.lengths, from_states=vectors.from_states))
@@ -208,7 +210,7 @@ def _read_vectors(task: _Task) -> _Vectors:
         data = path.read_bytes()
         if checksum is not None and crc32c.crc32c(data) != checksum:
             what = "is not what the index says, though its size and time are"
-            fix = f"Run dm05-prep index --rebuild --dataset-name {task.spec.name}, then this command again"
+            fix = "Run dm05-prep index --rebuild, then this command again"
             raise DataError(what, where=path, fix=fix)
         episode, findings = scan_episode(path, task.spec, data=data)
         if episode is None:

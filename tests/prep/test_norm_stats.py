@@ -222,7 +222,7 @@ def test_a_file_that_changed_behind_its_time_is_named_with_what_helps(tmp_path: 
         compute(workspace, spec, 5, "absolute")
     assert str(caught.value) == (
         f"{path}: is not what the index says, though its size and time are. "
-        "Run dm05-prep index --rebuild --dataset-name toy, then this command again"
+        f"Run dm05-prep index --dataset-name toy {workspace.flag} --rebuild, then this command again"
     )
     build_index(workspace, spec, force=True)
     assert compute(workspace, spec, 5, "absolute").computed

@@ -33,7 +33,7 @@ def human(report: Report, everything: bool = False) -> str:
             lines.append(f"{head}{_line(report, items[0])}{_more(items)}")
     mends: dict[str, list[str]] = {}
     for kind in groups:
-        mends.setdefault(KINDS[kind].fix or "", []).append(kind)
+        mends.setdefault(report.fix(kind) or "", []).append(kind)
     lines += [f"mend     {', '.join(kinds)}: {fix}" for fix, kinds in mends.items() if fix]
     lines.append(_verdict(report))
     return "\n".join(_printable(line) for line in lines)
@@ -43,8 +43,9 @@ def github(report: Report, everything: bool = False) -> str:
     """Workflow commands that GitHub shows beside the files, the first ten of a kind, and the table's last line."""
     lines = []
     for kind, items in report.groups().items():
+        fix = report.fix(kind)
         for item in items if everything else items[:FIRST_ANNOTATIONS]:
-            text = f"{item.detail}. {item.fix}" if item.fix else item.detail
+            text = f"{item.detail}. {fix}" if fix else item.detail
             place = {"file": _below_here(item.path), "line": item.line, "title": kind}
             fields = ",".join(f"{key}={_escape(str(value), ':,')}" for key, value in place.items() if value is not None)
             lines.append(f"::{item.severity} {fields}::{_escape(text)}")
