@@ -24,7 +24,7 @@ from dm05_schemas.errors import DataError, UsageError
 from dm05_schemas.files import folder_lock, is_locked
 from dm05_schemas.index import index_path, read_index
 from dm05_schemas.registry import DatasetSpec, lookup
-from dm05_schemas.sample import require_chunk
+from dm05_schemas.sample import CHUNK_FLAGS, USE_ABSOLUTE, require_chunk
 from dm05_schemas.stats import (
     FIELDS,
     NormStats,
@@ -108,10 +108,10 @@ def compute(
             longer than any episode.
     """
     if not 1 <= chunk_size <= MAX_CHUNK:
-        raise DataError(f"chunk size must be 1 to {MAX_CHUNK:,}, not {chunk_size}")
+        raise DataError(f"a chunk cannot hold {chunk_size} actions", fix=f"Give {CHUNK_FLAGS} 1 to {MAX_CHUNK}")
     if action_mode == "relative" and spec.state_dim != spec.action_dim:
         dims = f"{spec.action_dim} action and {spec.state_dim} state dims"
-        raise DataError(f"relative mode needs as many of both, {spec.name} has {dims}", fix="Use absolute mode")
+        raise DataError(f"relative mode needs as many of both, {spec.name} has {dims}", fix=USE_ABSOLUTE)
     folder = out if out is not None else workspace.norm_stats_dir
     built = build_index(workspace, spec, jobs=jobs, progress=progress)
     longest = max((entry.frames for entry in read_index(built.path, workspace, spec).entries.values()), default=0)

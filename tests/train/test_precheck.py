@@ -47,6 +47,7 @@ def test_a_chunk_longer_than_any_episode_is_refused_before_statistics(workspace:
     done = run(flags(workspace, tmp_path / "out", **more))
     assert done.returncode == 1
     assert "a chunk of 100,000 actions is longer than any episode of libero_pi0_all" in done.stderr
+    assert "--model-config.chunk-size" in done.stderr
     assert not (tmp_path / "stats").exists()
 
 
