@@ -13,7 +13,7 @@ from dm05_schemas.errors import DM05Error
 from dm05_schemas.workspace import Workspace
 
 LAYS_OUT = "dm05-prep dataset lays a dataset out"
-_BARE = re.compile(r"\bdm05-prep (dataset|index|model|norm-stats|pack|validate)\b")
+_BARE = re.compile(r"\bdm05-prep (dataset|index|model|norm-stats|pack|validate)\b( --(?:dataset-name|subset) \S+)?")
 
 
 def aimed(text: str, dataset: str, workspace: Workspace) -> str:
@@ -25,8 +25,8 @@ def aimed(text: str, dataset: str, workspace: Workspace) -> str:
         return text
 
     def complete(command: re.Match[str]) -> str:
-        flags = {"model": "", "dataset": f"--subset {dataset} "}.get(command[1], f"--dataset-name {dataset} ")
-        return f"{command[0]} {flags}{workspace.flag}"
+        name = {"model": "", "dataset": f" --subset {dataset}"}.get(command[1], f" --dataset-name {dataset}")
+        return f"dm05-prep {command[1]}{command[2] or name} {workspace.flag}"
 
     return _BARE.sub(complete, text)
 

@@ -21,6 +21,7 @@ HERE = "--workspace '/some where'"
         ("dm05-prep index (or more) writes it", f"dm05-prep index --dataset-name toy {HERE} (or more) writes it"),
         ("Run dm05-prep norm-stats again", f"Run dm05-prep norm-stats --dataset-name toy {HERE} again"),
         ("Run dm05-prep model, or wait", f"Run dm05-prep model {HERE}, or wait"),
+        ("Run dm05-prep index --dataset-name a --force", f"Run dm05-prep index --dataset-name a {HERE} --force"),
         ("dm05-prep datasets lists them", "dm05-prep datasets lists them"),
         ("Run dm05-prep index --workspace X", "Run dm05-prep index --workspace X"),
         ("Mend it", "Mend it"),

@@ -135,7 +135,7 @@ def find_folder(config: EvalConfig, workspace: Workspace) -> Path:
     """The checkpoint to evaluate: the one named, else the newest of the output folder, else the released weights."""
     named = config.model_config.model_name_or_path
     folder = absolute(named) if named else latest(output_folder(config, workspace)) or workspace.checkpoint_dir
-    check_folder(folder)
+    check_folder(folder, workspace)
     return folder
 
 
