@@ -53,7 +53,7 @@ def precision_mode(config: TrainConfig, folder: Path) -> Mode:
     Raises:
         TrainError: config.json cannot be read.
     """
-    return resolve(config.trainer_config.precision, read_settings(folder / "config.json").get("dtype", "bfloat16"))
+    return resolve(config.trainer_config.precision, read_settings(folder).get("dtype", "bfloat16"))
 
 
 def empty_model(config: DM05Config, device: torch.device, dtype: torch.dtype) -> DM05:
