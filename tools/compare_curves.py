@@ -96,7 +96,7 @@ def train(options: Options, checkpoint: Path, output: Path, switches: dict[str, 
     words = [str(word) for pair in flags.items() for word in pair]
     environ = {n: v for n, v in os.environ.items() if not n.startswith("DM05_")} | switches
     began = time.perf_counter()
-    subprocess.run([sys.executable, "-m", "dm05_train.cli", *words], env=environ, check=True)
+    subprocess.run([sys.executable, "-m", "dm05_train", *words], env=environ, check=True)
     return time.perf_counter() - began
 
 

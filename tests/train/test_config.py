@@ -129,7 +129,22 @@ def test_plain_form_is_json(tmp_path: Path) -> None:
 
 
 def dm05_train(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-m", "dm05_train.cli", *arguments], capture_output=True, text=True)
+    return subprocess.run([sys.executable, "-m", "dm05_train", *arguments], capture_output=True, text=True)
+
+
+def test_what_tools_and_scripts_start_is_made_to_be_started() -> None:
+    root = Path(__file__).parents[2]
+    files = [path for name in ("tools", "scripts", "docs") for path in (root / name).rglob("*") if path.is_file()]
+    started = {
+        module
+        for path in [*files, root / "README.md", root / "Makefile"]
+        for module in re.findall(r"-m[\", ]+(dm05_\w+(?:\.\w+)*)", path.read_text("utf-8", errors="replace"))
+    }
+    assert "dm05_train" in started
+    for module in started:
+        place = root / ("train" if module.startswith("dm05_train") else "prep") / module.replace(".", "/")
+        code = (place / "__main__.py" if place.is_dir() else place.with_suffix(".py")).read_text("utf-8")
+        assert 'if __name__ == "__main__":' in code, module
 
 
 def test_help_is_a_page_a_person_can_use() -> None:

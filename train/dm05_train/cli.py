@@ -12,7 +12,6 @@ from typing import TypeVar
 from dm05_schemas.cli import run
 from dm05_schemas.errors import UsageError
 from dm05_schemas.flags import parse_flags
-from dm05_schemas.stops import end_at_once
 
 from dm05_train.config import TrainConfig
 from dm05_train.errors import TrainError
@@ -100,8 +99,3 @@ def installed() -> int:
 def main() -> None:
     """Run the command and exit; :mod:`dm05_train.__main__` is where the console script begins."""
     run(installed, "dm05-train")
-
-
-if __name__ == "__main__":
-    end_at_once("dm05-train", silent="LOCAL_RANK" in os.environ)
-    main()
