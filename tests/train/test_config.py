@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from dm05_schemas.errors import UsageError
+from dm05_schemas.version import tool_version
 from dm05_train.cli import read_flags
 from dm05_train.config import DataConfig, ModelConfig, OptimizerConfig, TrainConfig, TrainerConfig, as_plain
 
@@ -145,6 +146,14 @@ def test_what_tools_and_scripts_start_is_made_to_be_started() -> None:
         place = root / ("train" if module.startswith("dm05_train") else "prep") / module.replace(".", "/")
         code = (place / "__main__.py" if place.is_dir() else place.with_suffix(".py")).read_text("utf-8")
         assert 'if __name__ == "__main__":' in code, module
+
+
+@pytest.mark.parametrize("word", ["--version", "-V"])
+@pytest.mark.parametrize("program", ["dm05_prep", "dm05_train"])
+def test_both_commands_say_their_version(program: str, word: str) -> None:
+    done = subprocess.run([sys.executable, "-m", program, word], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == f"{program.replace('_', '-')} {tool_version()}\n"
 
 
 def test_help_is_a_page_a_person_can_use() -> None:
