@@ -17,13 +17,13 @@ FORMAT = 1
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """What a validation looked at, and everything it found; ``seconds`` it took."""
+    """What a validation looked at (None: not known how much), and everything it found; ``seconds`` it took."""
 
     dataset: str
     workspace: str
     deep: bool
-    episodes: int
-    frames: int
+    episodes: int | None
+    frames: int | None
     images: int
     seconds: float
     findings: tuple[Finding, ...]

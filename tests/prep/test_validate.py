@@ -18,7 +18,7 @@ from dm05_prep.norm_stats import compute
 from dm05_prep.validate import validate
 from dm05_schemas.episode import read_episode
 from dm05_schemas.errors import DataError
-from dm05_schemas.index import FOREIGN
+from dm05_schemas.index import FOREIGN, index_path
 from dm05_schemas.json_schemas import load_schema
 from dm05_schemas.workspace import Workspace
 from whole_dataset import SPEC, C, Change, J, found, longer_episode, make_dataset, picture
@@ -320,6 +320,24 @@ def test_the_table_and_the_exit_code(workspace: Workspace) -> None:
         "bad      toy has 6 errors",
     ]  # fmt: skip
     assert len(run(workspace, "--deep", "--all").stdout.splitlines()) == 10
+
+
+@pytest.mark.parametrize("index", ["stale", "broken", "missing"])
+def test_frames_that_no_index_tells_are_not_said_to_be_none(workspace: Workspace, index: str) -> None:
+    if index == "stale":
+        path = SPEC.jsonl(workspace) / "episode_000.jsonl"
+        path.write_text(path.read_text() * 2)
+    elif index == "broken":
+        index_path(workspace, SPEC).write_text("{")
+    else:
+        index_path(workspace, SPEC).unlink()
+    done = run(workspace)
+    assert done.returncode == 1
+    assert done.stdout.startswith("validate toy: 2 episodes, frames not counted (fast) in ")
+    report = json.loads(run(workspace, "--json", "-").stdout)
+    jsonschema.validate(report, load_schema("validate_report"))
+    assert (report["episodes"], report["frames"]) == (2, None)
+    assert validate(workspace, SPEC, deep=True).frames == (10 if index == "stale" else 7)
 
 
 def test_the_json_report_has_its_schema(workspace: Workspace) -> None:

@@ -54,6 +54,12 @@ def github(report: Report, everything: bool = False) -> str:
     return "\n".join([*lines, _verdict(report)])
 
 
+def size_of(report: Report) -> str:
+    """``2 episodes, 7 frames``; what nothing tells is not said to be 0."""
+    counts = ((report.episodes, "episodes"), (report.frames, "frames"))
+    return ", ".join(f"{what} not counted" if count is None else f"{count:,} {what}" for count, what in counts)
+
+
 def write_json(report: Report, path: Path | None) -> None:
     """The report as JSON, to ``path`` or to stdout."""
     data = orjson.dumps(report.document(), option=orjson.OPT_INDENT_2) + b"\n"
@@ -66,8 +72,7 @@ def write_json(report: Report, path: Path | None) -> None:
 
 def _headline(report: Report) -> str:
     depth = f"deep, {report.images:,} images" if report.deep else "fast"
-    size = f"{report.episodes:,} episodes, {report.frames:,} frames"
-    return f"validate {report.dataset}: {size} ({depth}) in {human_time(report.seconds)}"
+    return f"validate {report.dataset}: {size_of(report)} ({depth}) in {human_time(report.seconds)}"
 
 
 def _verdict(report: Report) -> str:
