@@ -135,7 +135,9 @@ def dm05_train(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 def test_what_tools_and_scripts_start_is_made_to_be_started() -> None:
     root = Path(__file__).parents[2]
-    files = [path for name in ("tools", "scripts", "docs") for path in (root / name).rglob("*") if path.is_file()]
+    files = [
+        path for name in ("tools", "tests", "scripts", "docs") for path in (root / name).rglob("*") if path.is_file()
+    ]
     started = {
         module
         for path in [*files, root / "README.md", root / "Makefile"]
