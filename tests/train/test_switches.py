@@ -65,6 +65,16 @@ def test_the_matmul_precision_is_a_switch_too() -> None:
         assert Switches.from_env(ON | {"DM05_PERF_R10_MATMUL_PRECISION": value}).matmul_precision == meant
 
 
+def test_a_precision_that_does_nothing_is_said() -> None:
+    name, off = "DM05_PERF_R10_MATMUL_PRECISION", {"DM05_PERF_R10_TF32_MATMUL": "0"}
+    with pytest.warns(UserWarning, match=f"{name} does nothing while DM05_PERF_R10_TF32_MATMUL is 0"):
+        Switches.from_env(ON | off | {name: "1"})
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for quiet in (ON | off | {name: "0"}, ON | off, ON | {name: "1"}, off | {name: "1"}):
+            Switches.from_env(quiet)
+
+
 def acceleration(*, size: int = 1, parallel: str = "ddp", optim: str = "adamw", **environ: str) -> Acceleration:
     switches = Switches.from_env(ON | environ)
     return Acceleration(switches=switches, world=World(size=size), parallel=parallel, mode="fp32", optim=optim)
