@@ -29,14 +29,14 @@ import torch
 import torch.distributed as dist
 from dm05_schemas.cli import run
 from dm05_schemas.errors import UsageError
-from dm05_train.bench import RELEASED, build, generated_batch, release
+from dm05_train.bench import build, generated_batch, release
 from dm05_train.config import DataConfig, ModelConfig, OptimizerConfig, TrainConfig, TrainerConfig
 from dm05_train.env import World, broadcast, first_line, join, leave, under_torchrun
 from dm05_train.errors import TrainError
 from dm05_train.launch import count_gpus
 from dm05_train.loop import Run, train_step
 from dm05_train.metrics import StepLog
-from dm05_train.model.config import DM05Config
+from dm05_train.model.config import RELEASED, DM05Config
 from dm05_train.optim import build_optimizer
 from dm05_train.parallel import wrap
 from dm05_train.perf.accelerate import Acceleration

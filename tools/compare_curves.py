@@ -24,9 +24,9 @@ from typing import Any, Literal
 
 import torch
 import tyro
-from dm05_train.bench import RELEASED, build
+from dm05_train.bench import build
 from dm05_train.checkpoint import write_tensors
-from dm05_train.model.config import DM05Config
+from dm05_train.model.config import RELEASED, DM05Config
 from dm05_train.model.weights import EMBEDDING, LM_HEAD, state_for_saving
 from dm05_train.perf.switches import Switches
 from dm05_train.plot import plot_curves, read_curve, smoothed
@@ -96,7 +96,7 @@ def train(options: Options, checkpoint: Path, output: Path, switches: dict[str, 
     words = [str(word) for pair in flags.items() for word in pair]
     environ = {n: v for n, v in os.environ.items() if not n.startswith("DM05_")} | switches
     began = time.perf_counter()
-    subprocess.run([sys.executable, "-m", "dm05_train.cli", *words], env=environ, check=True)
+    subprocess.run([sys.executable, "-m", "dm05_train", *words], env=environ, check=True)
     return time.perf_counter() - began
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
+from dm05_schemas.commands import LAYS_OUT
 from dm05_schemas.errors import DataError
 
 Severity = Literal["error", "warning"]
@@ -60,8 +61,8 @@ KINDS: dict[str, Kind] = {
     "long-prompt": Kind("warning", "over-long prompt", "Training cuts it to fit; say it shorter"),
     "odd-prompt": Kind("warning", "prompt with invisible or control characters", "Remove them if they are not meant"),
     # The dataset's folder.
-    "no-dataset": Kind("error", "folder that is not there", "dm05-prep dataset lays a dataset out"),
-    "no-episodes": Kind("error", "dataset without episodes", "dm05-prep dataset lays a dataset out"),
+    "no-dataset": Kind("error", "folder that is not there", LAYS_OUT),
+    "no-episodes": Kind("error", "dataset without episodes", LAYS_OUT),
     "no-images": Kind("error", "image folder that is not there", _FETCH),
     "stray-file": Kind("warning", "file that is no episode", "Move it out of the folder of episodes"),
     "broken-link": Kind("error", "symlink to nothing", "Restore what it points to or remove it"),

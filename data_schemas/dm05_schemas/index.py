@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from dm05_schemas import strict_json
+from dm05_schemas.commands import LAYS_OUT, aiming
 from dm05_schemas.errors import DataError
 from dm05_schemas.registry import DatasetSpec
 from dm05_schemas.workspace import INDEX_NAME, Workspace
@@ -91,10 +92,24 @@ def list_episodes(folder: Path) -> dict[str, FileState]:
         DataError: the folder is missing, or a name is not UTF-8.
     """
     if not folder.is_dir():
-        raise DataError("there is no such folder", where=folder, fix="dm05-prep dataset lays a dataset out")
+        raise DataError("there is no such folder", where=folder, fix=LAYS_OUT)
     found: dict[str, FileState] = {}
     _walk(folder, "", found, frozenset())
     return dict(sorted(found.items()))
+
+
+def require_episodes(workspace: Workspace, spec: DatasetSpec) -> dict[str, FileState]:
+    """:func:`list_episodes` of a dataset.
+
+    Raises:
+        DataError: the folder is missing or holds none; the text names the command that lays this dataset out.
+    """
+    folder = spec.jsonl(workspace)
+    with aiming(workspace, spec.name):
+        present = list_episodes(folder)
+        if not present:
+            raise DataError("has no .jsonl files", where=folder, fix=LAYS_OUT)
+    return present
 
 
 def read_index(path: Path, workspace: Workspace, spec: DatasetSpec) -> Index:
@@ -168,7 +183,7 @@ def require_fresh(workspace: Workspace, spec: DatasetSpec) -> Index:
     """
     index = read_index(index_path(workspace, spec), workspace, spec)
     fix = f"Run {index_command(workspace, spec)}"
-    reasons = check_fresh(index)
+    reasons = check_fresh(index, require_episodes(workspace, spec))
     if reasons:
         raise DataError(f"the index is stale: {'; '.join(reasons)}", where=index.path, fix=fix)
     if index.fingerprint is None:

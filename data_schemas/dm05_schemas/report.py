@@ -5,22 +5,25 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+from dm05_schemas.commands import aimed
 from dm05_schemas.findings import KINDS, Finding
+from dm05_schemas.workspace import Workspace
 
 FORMAT = 1
 
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """What a validation looked at, and everything it found; ``seconds`` it took."""
+    """What a validation looked at (None: not known how much), and everything it found; ``seconds`` it took."""
 
     dataset: str
     workspace: str
     deep: bool
-    episodes: int
-    frames: int
+    episodes: int | None
+    frames: int | None
     images: int
     seconds: float
     findings: tuple[Finding, ...]
@@ -34,6 +37,11 @@ class Report:
     def warnings(self) -> int:
         """Findings that a person should look at."""
         return len(self.findings) - self.errors
+
+    def fix(self, kind: str) -> str | None:
+        """What mends a kind of finding: the command as it is to be run here."""
+        fix = KINDS[kind].fix
+        return fix and aimed(fix, self.dataset, Workspace(Path(self.workspace)))
 
     def groups(self) -> dict[str, list[Finding]]:
         """Findings by kind: errors first, in the order of the table of kinds."""
@@ -67,7 +75,7 @@ class Report:
                     "severity": KINDS[kind].severity,
                     "title": KINDS[kind].title,
                     "count": len(items),
-                    "fix": KINDS[kind].fix,
+                    "fix": self.fix(kind),
                 }
                 for kind, items in self.groups().items()
             ],

@@ -17,6 +17,9 @@ Float32 = NDArray[np.float32]
 RANGE_EPS = np.float32(1e-6)
 ALWAYS_ALLOWED = 100
 """Chunks of this length are taken from episodes of any length."""
+# What errors say that both commands meet, whose flags are called differently.
+USE_ABSOLUTE = "Use --action-mode absolute (dm05-train: --data-config.action-mode absolute)"
+CHUNK_FLAGS = "--chunk-size (dm05-train: --model-config.chunk-size)"
 
 
 def require_chunk(chunk_size: int, longest: int, dataset: str) -> None:
@@ -33,7 +36,7 @@ def require_chunk(chunk_size: int, longest: int, dataset: str) -> None:
     most = max(longest, ALWAYS_ALLOWED)
     if chunk_size > most:
         what = f"a chunk of {chunk_size:,} actions is longer than any episode of {dataset}"
-        raise DataError(f"{what}: the longest has {longest:,} frames", fix=f"Give a chunk size of {most:,} or less")
+        raise DataError(f"{what}: the longest has {longest:,} frames", fix=f"Give {CHUNK_FLAGS} {most} or less")
 
 
 def chunk_rows(frames: int, t: ArrayLike, chunk_size: int, from_states: bool) -> NDArray[np.int64]:
@@ -66,7 +69,7 @@ def relative(chunk: Float32, state: Float32, gripper_dims: Sequence[int]) -> Flo
     """
     if chunk.shape[-1] != state.shape[-1]:
         dims = f"{chunk.shape[-1]} action and {state.shape[-1]} state dims"
-        raise DataError(f"relative mode needs as many action as state dims, here are {dims}", fix="Use absolute mode")
+        raise DataError(f"relative mode needs as many action as state dims, here are {dims}", fix=USE_ABSOLUTE)
     base = np.array(state, dtype=np.float32)
     base[..., list(gripper_dims)] = 0
     return np.subtract(chunk, base[..., None, :], dtype=np.float32)

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM from the first moment of a command to its last: one line, and the signal's exit code.
+"""Ctrl-C, SIGTERM and training's SIGUSR1 from a command's first moment to its last: one line, the signal's exit code.
 
 It imports nothing but what is in the interpreter already, so that it is there before anything that takes time to load:
 an exception in the middle of loading a compiled module can end in anything.
@@ -11,7 +11,13 @@ import _signal as signal  # type: ignore[import-not-found,unused-ignore]
 import atexit
 import os
 
-LINES: dict[int, str] = {signal.SIGINT: "interrupted", signal.SIGTERM: "terminated"}
+LINES: dict[int, str] = {
+    signal.SIGINT: "interrupted",
+    signal.SIGTERM: "terminated",
+    signal.SIGUSR1: "ended by SIGUSR1",
+}
+ALWAYS = (signal.SIGINT, signal.SIGTERM)
+"""What ends every command; SIGUSR1 is for training, which schedulers send it to before its time is over."""
 _said = False
 
 
@@ -19,10 +25,11 @@ class Terminated(KeyboardInterrupt):
     """SIGTERM came: everything ends as it does at Ctrl-C, but for the last line and the exit code."""
 
 
-def end_at_once(prog: str, *, silent: bool = False) -> None:
+def end_at_once(prog: str, *, silent: bool = False, usr1: bool = False) -> None:
     """From here on, but for blocks that handle them, these signals end the process on the spot.
 
-    ``silent`` leaves the line to another process, which the same signal reaches.
+    ``silent`` leaves the line to another process, which the same signal reaches; ``usr1`` is for commands that SIGUSR1
+    tells to stop later, too.
 
     That is right while modules are loaded and flags are read, when nothing is under way, for a second signal, and while
     the process leaves. A signal that whoever started the process ignores stays ignored.
@@ -34,11 +41,12 @@ def end_at_once(prog: str, *, silent: bool = False) -> None:
     def end(number: int, frame: object) -> None:
         os._exit(last_line(prog, number))
 
-    for number in LINES:
+    numbers = (*ALWAYS, signal.SIGUSR1) if usr1 else ALWAYS
+    for number in numbers:
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, end)
     # Runs last; the interpreter would then put back what ends it without a word.
-    atexit.register(lambda: [signal.signal(number, signal.SIG_IGN) for number in LINES])
+    atexit.register(lambda: [signal.signal(number, signal.SIG_IGN) for number in numbers])
 
 
 def last_line(prog: str, number: int, more: str = "") -> int:

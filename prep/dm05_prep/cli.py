@@ -80,7 +80,7 @@ def overview() -> str:
     lines = [f"usage: {PROG} COMMAND [OPTIONS]", "", "Prepare data for training DM05.", "", "commands:"]
     lines += [f"  {name:<11} {summary}" for name, (_, summary) in COMMANDS.items()]
     lines += ["", "Examples:"]
-    lines += [f"  {PROG} dataset --source hf --workspace dm05", f"  {PROG} COMMAND --help", ""]
+    lines += [f"  {PROG} dataset --source hf --workspace dm05", f"  {PROG} COMMAND --help", f"  {PROG} --version", ""]
     return "\n".join(lines).rstrip()
 
 

@@ -292,7 +292,8 @@ class DatasetCommand:
         spec = lookup(self.subset, workspace)
         if self.action_mode == "relative" and spec.state_dim != spec.action_dim:
             dims = f"{spec.action_dim} action and {spec.state_dim} state dims"
-            raise UsageError(f"relative mode needs as many of both, {spec.name} has {dims}", fix="Use absolute mode")
+            what = f"relative mode needs as many of both, {spec.name} has {dims}"
+            raise UsageError(what, where="--action-mode", fix="Use --action-mode absolute")
         request = Request(
             source=self.source or guess_source(self.uri),
             uri=self.uri,

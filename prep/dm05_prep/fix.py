@@ -58,7 +58,7 @@ def mend(data: bytes) -> tuple[bytes, Counter[str]]:
     for line in lines:
         if line.endswith(b"\r"):
             done["CR LF made LF"] += 1
-        frames += _frames_of(line.removesuffix(b"\r"), done)
+        frames += _frames_of(line.rstrip(b"\r"), done)
     if rest:
         last = _frames_of(rest, done)
         if last and not _is_object(last[-1]):

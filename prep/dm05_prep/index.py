@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import orjson
+from dm05_schemas.commands import aiming
 from dm05_schemas.errors import DataError, UsageError
 from dm05_schemas.files import replace_file
 from dm05_schemas.index import (
@@ -15,8 +16,8 @@ from dm05_schemas.index import (
     FileState,
     fingerprint_of,
     index_path,
-    list_episodes,
     read_index,
+    require_episodes,
     require_fresh,
 )
 from dm05_schemas.registry import DatasetSpec, lookup
@@ -68,9 +69,7 @@ def build_index(
         DataError: no folder, no episodes, or a file that is no episode (a blank line, no frames), with file and line.
     """
     folder = spec.jsonl(workspace)
-    present = list_episodes(folder)
-    if not present:
-        raise DataError("has no .jsonl files", where=folder, fix="dm05-prep dataset lays a dataset out")
+    present = require_episodes(workspace, spec)
     for name, state in present.items():
         if state.size < 0:
             what = "is no file that can be read (a symlink to nothing?)"
@@ -81,7 +80,8 @@ def build_index(
         name = path.relative_to(folder).as_posix()
         if name in present and present[name].size == counted.size:
             entries[name] = EpisodeEntry(counted.frames, counted.size, present[name].mtime_ns, counted.crc32c)
-    entries |= _count(folder, {name: present[name] for name in present if name not in entries}, jobs, progress)
+    with aiming(workspace, spec.name):
+        entries |= _count(folder, {name: present[name] for name in present if name not in entries}, jobs, progress)
     data = _document(spec, entries)
     written = False
     for path in (index_path(workspace, spec), workspace.index_cache):

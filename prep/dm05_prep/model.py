@@ -92,7 +92,7 @@ class ModelCommand:
         if not self.check:
             name = self.source or guess_source(self.uri)
             source = open_source(name, self.uri, kind="model", jobs=self.jobs, options=self.access)
-            plans = plan_files(source, folder, force=self.force)
+            plans = plan_files(source, folder, force=self.force, quiet=self.quiet)
             if self.dry_run:
                 for line in describe(source, plans, folder):
                     say(line)
@@ -120,8 +120,8 @@ class ModelCommand:
         )
 
 
-def plan_files(source: Source, folder: Path, *, force: bool) -> list[FilePlan]:
-    """What has to come, small files first.
+def plan_files(source: Source, folder: Path, *, force: bool, quiet: bool = True) -> list[FilePlan]:
+    """What has to come, small files first. A large file that no record tells of is summed under a bar.
 
     Raises:
         PrepError: the source holds no checkpoint.
@@ -138,7 +138,7 @@ def plan_files(source: Source, folder: Path, *, force: bool) -> list[FilePlan]:
     plans = []
     for file in sorted(files, key=lambda file: (file.size, file.name)):
         target = folder / file.name
-        needed = not _is_current(file, target, record.get(file.name), force)
+        needed = not _is_current(file, target, record.get(file.name), force, quiet)
         plans.append(FilePlan(file=file, target=target, needed=needed, bytes_there=arrived(target) if needed else 0))
     return plans
 
@@ -218,7 +218,7 @@ def _is_wanted(name: str) -> bool:
     return len(path.parts) == 1 and not name.startswith(".") and path.suffix in SUFFIXES
 
 
-def _is_current(file: RemoteFile, target: Path, recorded: Any, force: bool) -> bool:
+def _is_current(file: RemoteFile, target: Path, recorded: Any, force: bool, quiet: bool) -> bool:
     """True when ``target`` is the source's file; False when it has to come.
 
     Raises:
@@ -236,7 +236,8 @@ def _is_current(file: RemoteFile, target: Path, recorded: Any, force: bool) -> b
     published = _published(file)
     if ours and not published.published():
         return False
-    wrong = file_differences(target, file.size, published, threading.Event())
+    with progress(file.size, "B", f"check {file.name}", quiet) as bar:
+        wrong = file_differences(target, file.size, published, threading.Event(), progress=bar.update)
     if wrong and not (force or ours):
         what = f"is not the source's file: {wrong[0]}"
         raise DataError(what, where=target, fix="Replace it with --force, or move it away")

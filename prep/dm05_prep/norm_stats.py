@@ -18,12 +18,13 @@ from typing import NamedTuple
 
 import crc32c
 import numpy as np
+from dm05_schemas.commands import aiming
 from dm05_schemas.episode import scan_episode
 from dm05_schemas.errors import DataError, UsageError
 from dm05_schemas.files import folder_lock, is_locked
 from dm05_schemas.index import index_path, read_index
 from dm05_schemas.registry import DatasetSpec, lookup
-from dm05_schemas.sample import require_chunk
+from dm05_schemas.sample import CHUNK_FLAGS, USE_ABSOLUTE, require_chunk
 from dm05_schemas.stats import (
     FIELDS,
     NormStats,
@@ -107,10 +108,10 @@ def compute(
             longer than any episode.
     """
     if not 1 <= chunk_size <= MAX_CHUNK:
-        raise DataError(f"chunk size must be 1 to {MAX_CHUNK:,}, not {chunk_size}")
+        raise DataError(f"a chunk cannot hold {chunk_size} actions", fix=f"Give {CHUNK_FLAGS} 1 to {MAX_CHUNK}")
     if action_mode == "relative" and spec.state_dim != spec.action_dim:
         dims = f"{spec.action_dim} action and {spec.state_dim} state dims"
-        raise DataError(f"relative mode needs as many of both, {spec.name} has {dims}", fix="Use absolute mode")
+        raise DataError(f"relative mode needs as many of both, {spec.name} has {dims}", fix=USE_ABSOLUTE)
     folder = out if out is not None else workspace.norm_stats_dir
     built = build_index(workspace, spec, jobs=jobs, progress=progress)
     longest = max((entry.frames for entry in read_index(built.path, workspace, spec).entries.values()), default=0)
@@ -191,7 +192,8 @@ def _spill(workspace: Workspace, spec: DatasetSpec, file: Path, jobs: int, progr
     weights = [sum(sizes[path.relative_to(index.jsonl).as_posix()] for path in task.paths) for task in tasks]
     parts = []
     offset = 0
-    with file.open("wb") as sink, progress_bar(total, "B", "episodes", quiet=not progress) as bar:
+    bars = progress_bar(total, "B", "episodes", quiet=not progress)
+    with aiming(workspace, spec.name), file.open("wb") as sink, bars as bar:
         results = ordered_map(_read_vectors, tasks, jobs if total > _PARALLEL_BYTES else 1)
         for weight, vectors in zip(weights, results, strict=True):
             parts.append(Batch(offset=offset, lengths=vectors.lengths, from_states=vectors.from_states))
@@ -208,7 +210,7 @@ def _read_vectors(task: _Task) -> _Vectors:
         data = path.read_bytes()
         if checksum is not None and crc32c.crc32c(data) != checksum:
             what = "is not what the index says, though its size and time are"
-            fix = f"Run dm05-prep index --rebuild --dataset-name {task.spec.name}, then this command again"
+            fix = "Run dm05-prep index --rebuild, then this command again"
             raise DataError(what, where=path, fix=fix)
         episode, findings = scan_episode(path, task.spec, data=data)
         if episode is None:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from dm05_schemas.commands import aiming
 from dm05_schemas.episode import Episode, read_episode
 from dm05_schemas.errors import DataError, mending
 from dm05_schemas.files import naming
@@ -175,7 +176,9 @@ def write_pack(
 def _episodes(workspace: Workspace, spec: DatasetSpec) -> Iterator[tuple[str, Episode]]:
     index = read_index(index_path(workspace, spec), workspace, spec)
     for name in index.entries:
-        yield name, read_episode(index.jsonl / name, spec)
+        with aiming(workspace, spec.name):
+            episode = read_episode(index.jsonl / name, spec)
+        yield name, episode
 
 
 def _image_bytes(info: PackInfo) -> int:

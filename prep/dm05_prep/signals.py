@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-from dm05_schemas.stops import LINES, Terminated
+from dm05_schemas.stops import ALWAYS, Terminated
 
 
 @contextmanager
@@ -31,7 +31,7 @@ def stopping_in_order() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = {number: signal.getsignal(number) for number in LINES}
+    before = {number: signal.getsignal(number) for number in ALWAYS}
 
     def put_back() -> None:
         for number, handler in before.items():

@@ -151,15 +151,15 @@ def test_several_processes_write_the_same(workspace: Workspace, monkeypatch: pyt
 @pytest.mark.parametrize(
     ("data", "text"),
     [
-        (b"", "{path}: has no frames. Remove the file, then run dm05-prep index"),
-        (b"{}\n", "{path}: has 1 frame where at least 2 are due. Remove the file, then run dm05-prep index"),
-        (b"{}", "{path}: has 1 frame where at least 2 are due. Remove the file, then run dm05-prep index"),
-        (b"{}\n\n{}\n", "{path}:2: blank line. dm05-prep validate --fix mends it"),
-        (b"{}\n{}\n\n", "{path}:3: blank line. dm05-prep validate --fix mends it"),
-        (b"{}\n \t\n{}\n", "{path}:2: line of white space only. dm05-prep validate --fix mends it"),
-        (b"{}\r\n\r\n{}\r\n", "{path}:2: blank line. dm05-prep validate --fix mends it"),
-        ("{}\n\u3000\n{}\n".encode(), "{path}:2: line of white space only. dm05-prep validate --fix mends it"),
-        ("{}\n{}\n".encode("utf-16"), "{path}: is UTF-16, not UTF-8. dm05-prep validate --fix mends it"),
+        (b"", "{path}: has no frames. Remove the file, then run dm05-prep index {flags}"),
+        (b"{}\n", "{path}: has 1 frame where at least 2 are due. Remove the file, then run dm05-prep index {flags}"),
+        (b"{}", "{path}: has 1 frame where at least 2 are due. Remove the file, then run dm05-prep index {flags}"),
+        (b"{}\n\n{}\n", "{path}:2: blank line. dm05-prep validate {flags} --fix mends it"),
+        (b"{}\n{}\n\n", "{path}:3: blank line. dm05-prep validate {flags} --fix mends it"),
+        (b"{}\n \t\n{}\n", "{path}:2: line of white space only. dm05-prep validate {flags} --fix mends it"),
+        (b"{}\r\n\r\n{}\r\n", "{path}:2: blank line. dm05-prep validate {flags} --fix mends it"),
+        ("{}\n\u3000\n{}\n".encode(), "{path}:2: line of white space only. dm05-prep validate {flags} --fix mends it"),
+        ("{}\n{}\n".encode("utf-16"), "{path}: is UTF-16, not UTF-8. dm05-prep validate {flags} --fix mends it"),
     ],
 )
 def test_files_that_are_no_episodes(workspace: Workspace, data: bytes, text: str) -> None:
@@ -167,7 +167,7 @@ def test_files_that_are_no_episodes(workspace: Workspace, data: bytes, text: str
     path.write_bytes(data)
     with pytest.raises(DataError) as caught:
         build_index(workspace, SPEC)
-    assert str(caught.value) == text.format(path=path)
+    assert str(caught.value) == text.format(path=path, flags=f"--dataset-name toy {workspace.flag}")
     assert not index_path(workspace, SPEC).exists() and not workspace.index_cache.exists()
 
 
@@ -185,13 +185,14 @@ def test_a_folder_without_episodes(workspace: Workspace) -> None:
     for path in SPEC.jsonl(workspace).iterdir():
         path.unlink()
     folder = SPEC.jsonl(workspace)
+    mend = f"dm05-prep dataset --subset toy {workspace.flag} lays a dataset out"
     with pytest.raises(DataError) as caught:
         build_index(workspace, SPEC)
-    assert str(caught.value) == f"{folder}: has no .jsonl files. dm05-prep dataset lays a dataset out"
+    assert str(caught.value) == f"{folder}: has no .jsonl files. {mend}"
     folder.rmdir()
     with pytest.raises(DataError) as caught:
         build_index(workspace, SPEC)
-    assert str(caught.value) == f"{folder}: there is no such folder. dm05-prep dataset lays a dataset out"
+    assert str(caught.value) == f"{folder}: there is no such folder. {mend}"
 
 
 def test_episodes_in_subfolders_and_symlinks(workspace: Workspace, tmp_path: Path) -> None:

@@ -55,6 +55,14 @@ def test_a_check_can_be_stopped(tmp_path: Path) -> None:
     assert file_differences(path, 1, Checks(crc32=1), stop) is None
 
 
+def test_a_check_says_how_far_it_is(tmp_path: Path) -> None:
+    path, told = tmp_path / "f", list[int]()
+    with path.open("wb") as file:
+        file.truncate(20 << 20)
+    assert file_differences(path, 20 << 20, Checks(crc32=1), threading.Event(), progress=told.append)
+    assert told == [8 << 20, 8 << 20, 4 << 20]
+
+
 def test_the_name_that_git_gives() -> None:
     sums = Sums(Checks(git_sha1="ce013625030ba8dba906f756967f9e9ca394464a"), 6)
     sums.update(memoryview(b"hello\n"))

@@ -164,7 +164,10 @@ class TestFaults:
             (("dataset", "--urii", "x"), "--urii"),
             (("dataset", "--source", "local"), "--uri"),
             (("dataset", "--jobs", "0"), "--jobs"),
-            (("dataset", "--action-mode", "relative"), "7 action and 8 state"),
+            (
+                ("dataset", "--action-mode", "relative"),
+                "--action-mode: relative mode needs as many of both, libero_pi0_all has 7 action and 8 state",
+            ),
             ((), "no command"),
         ]:
             self.check(Run(*arguments, WORKSPACE_DIR=str(tmp_path / "w")), 2, tmp_path, word)

@@ -12,7 +12,7 @@ from dm05_prep.index import build_index
 from dm05_schemas.episode import read_episode, scan_episode
 from dm05_schemas.errors import DataError
 from dm05_schemas.workspace import Workspace
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from workspaces import make_frame, make_spec, random_episodes, write_vectors
 
@@ -26,6 +26,7 @@ CASES: dict[str, tuple[bytes, dict[str, int]]] = {
     "blank lines": (GOOD.replace("\n", "\n\n \n").encode(), {"blank lines removed": 6}),
     "no-break space": (f"\u00a0\n{GOOD}".encode(), {"blank lines removed": 1}),
     "CR LF": (GOOD.replace("\n", "\r\n").encode(), {"CR LF made LF": 3}),
+    "CR CR LF": (GOOD.replace("\n", "\r\r\n").encode(), {"CR LF made LF": 3}),
     "lone CR": (GOOD.replace("\n", "\r").encode(), {"last newline added": 1, "lone CR made LF": 3}),
     "mixed": (
         GOOD.replace("\n", "\r\n", 2).replace("\r\n", "\r", 1).encode(),
@@ -67,6 +68,7 @@ def test_what_is_left_alone(data: bytes) -> None:
     assert mend(data) == (data, {})
 
 
+@example(b"\x01\r\r\n")
 @given(st.binary(max_size=60) | st.text('{}[]":,01 \r\n\u00a0\ufeff', max_size=60).map(str.encode))
 def test_frames_are_never_lost_or_changed(data: bytes) -> None:
     mended, done = mend(data)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import io
 import json
 import resource
@@ -17,6 +18,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from dm05_prep import console
 from dm05_prep.checkpoint_check import LIBERO_ACTION_MEAN, LIBERO_ACTION_STD, check_checkpoint
 from dm05_prep.cli import PROG, dispatch
 from dm05_schemas import cli
@@ -113,6 +115,25 @@ def test_a_local_folder_is_copied(copy: Path, tmp_path: Path) -> None:
     assert not (folder / "model.safetensors").is_symlink()
     (copy / "config.json").write_bytes((copy / "config.json").read_bytes() + b"\n")
     assert "1 of 6 files" in run("model", "--uri", copy, "--workspace", tmp_path).stdout
+
+
+def test_a_file_that_is_there_is_summed_under_a_bar(
+    copy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As when the weights were put there by hand: no record tells that they are the source's."""
+    weights = copy / "model.safetensors"
+    digest = hashlib.sha256(weights.read_bytes()).hexdigest()
+    (copy / "SHA256SUMS").write_text(f"{digest}  {weights.name}\n")
+    here = tmp_path / "checkpoints" / "DM05" / weights.name
+    here.parent.mkdir(parents=True)
+    shutil.copy(weights, here)
+    monkeypatch.setattr(console, "FIRST_LINE_S", 0)
+    monkeypatch.setattr(console, "LINE_EVERY_S", 0)
+    words = ["model", "--uri", copy, "--workspace", tmp_path, "--dry-run"]
+    done = run(*words)
+    assert f"keep       {weights.name}" in done.stdout
+    assert done.stderr.startswith(f"check {weights.name}: ") and "(100%)" in done.stderr
+    assert run(*words, "--quiet").stderr == ""
 
 
 def test_a_local_folder_that_is_damaged_is_refused_before_anything_is_copied(copy: Path, tmp_path: Path) -> None:

@@ -172,7 +172,8 @@ def test_relative_mode_needs_equal_dims(tmp_path: Path) -> None:
     with pytest.raises(DataError) as caught:
         compute(Workspace(tmp_path), make_spec(), 4, "relative")
     assert str(caught.value) == (
-        "relative mode needs as many of both, toy has 3 action and 4 state dims. Use absolute mode"
+        "relative mode needs as many of both, toy has 3 action and 4 state dims. "
+        "Use --action-mode absolute (dm05-train: --data-config.action-mode absolute)"
     )
 
 
@@ -207,7 +208,10 @@ def test_a_near_constant_dim_is_named_with_its_gap(tmp_path: Path) -> None:
 def test_chunk_sizes_that_cannot_be(tmp_path: Path, chunk_size: int) -> None:
     with pytest.raises(DataError) as caught:
         compute(Workspace(tmp_path), make_spec(), chunk_size, "absolute")
-    assert str(caught.value) == f"chunk size must be 1 to 1,000,000, not {chunk_size}"
+    assert str(caught.value) == (
+        f"a chunk cannot hold {chunk_size} actions. "
+        "Give --chunk-size (dm05-train: --model-config.chunk-size) 1 to 1000000"
+    )
 
 
 def test_a_file_that_changed_behind_its_time_is_named_with_what_helps(tmp_path: Path) -> None:
@@ -222,7 +226,7 @@ def test_a_file_that_changed_behind_its_time_is_named_with_what_helps(tmp_path: 
         compute(workspace, spec, 5, "absolute")
     assert str(caught.value) == (
         f"{path}: is not what the index says, though its size and time are. "
-        "Run dm05-prep index --rebuild --dataset-name toy, then this command again"
+        f"Run dm05-prep index --dataset-name toy {workspace.flag} --rebuild, then this command again"
     )
     build_index(workspace, spec, force=True)
     assert compute(workspace, spec, 5, "absolute").computed

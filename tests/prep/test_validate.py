@@ -18,8 +18,7 @@ from dm05_prep.norm_stats import compute
 from dm05_prep.validate import validate
 from dm05_schemas.episode import read_episode
 from dm05_schemas.errors import DataError
-from dm05_schemas.findings import KINDS
-from dm05_schemas.index import FOREIGN
+from dm05_schemas.index import FOREIGN, index_path
 from dm05_schemas.json_schemas import load_schema
 from dm05_schemas.workspace import Workspace
 from whole_dataset import SPEC, C, Change, J, found, longer_episode, make_dataset, picture
@@ -317,10 +316,28 @@ def test_the_table_and_the_exit_code(workspace: Workspace) -> None:
     assert lines[1:] == [
         'error    image-missing       6  data/toy/jsonl/episode_000.jsonl:1: images_1: there is no '
         '"episode_000/camera_0/000000.jpg" (also :2, :3)',
-        "mend     image-missing: Extract it again with dm05-prep dataset",
+        f"mend     image-missing: Extract it again with dm05-prep dataset --subset toy {workspace.flag}",
         "bad      toy has 6 errors",
     ]  # fmt: skip
     assert len(run(workspace, "--deep", "--all").stdout.splitlines()) == 10
+
+
+@pytest.mark.parametrize("index", ["stale", "broken", "missing"])
+def test_frames_that_no_index_tells_are_not_said_to_be_none(workspace: Workspace, index: str) -> None:
+    if index == "stale":
+        path = SPEC.jsonl(workspace) / "episode_000.jsonl"
+        path.write_text(path.read_text() * 2)
+    elif index == "broken":
+        index_path(workspace, SPEC).write_text("{")
+    else:
+        index_path(workspace, SPEC).unlink()
+    done = run(workspace)
+    assert done.returncode == 1
+    assert done.stdout.startswith("validate toy: 2 episodes, frames not counted (fast) in ")
+    report = json.loads(run(workspace, "--json", "-").stdout)
+    jsonschema.validate(report, load_schema("validate_report"))
+    assert (report["episodes"], report["frames"]) == (2, None)
+    assert validate(workspace, SPEC, deep=True).frames == (10 if index == "stale" else 7)
 
 
 def test_the_json_report_has_its_schema(workspace: Workspace) -> None:
@@ -340,7 +357,8 @@ def test_the_json_report_has_its_schema(workspace: Workspace) -> None:
         }
     ]
     assert report["groups"][0] | {"title": ""} == {
-        "kind": "image-missing", "severity": "error", "title": "", "count": 1, "fix": KINDS["image-missing"].fix,
+        "kind": "image-missing", "severity": "error", "title": "", "count": 1,
+        "fix": f"Extract it again with dm05-prep dataset --subset toy {workspace.flag}",
     }  # fmt: skip
     assert json.loads(run(workspace, "--deep", "--json", "-").stdout)["errors"] == 1
 
@@ -349,16 +367,18 @@ def test_annotations_for_github(workspace: Workspace) -> None:
     picture(workspace).write_bytes(b"")
     (SPEC.root(workspace) / "jsonl/a,b:c%.jsonl").write_text("\n")
     done = run(workspace, "--deep", "--format", "github", cwd=workspace.root)
+    flags = f"--dataset-name toy {workspace.flag}"
     assert done.returncode == 1
     assert done.stdout.splitlines() == [
         "::error file=data/toy/jsonl/a%2Cb%3Ac%25.jsonl,title=empty-episode::has no frames. "
-        "Remove the file, then run dm05-prep index",
+        f"Remove the file, then run dm05-prep index {flags}",
         "::error file=data/toy/jsonl/a%2Cb%3Ac%25.jsonl,line=1,title=blank-line::blank line. "
-        "dm05-prep validate --fix mends it",
+        f"dm05-prep validate {flags} --fix mends it",
         "::error file=data/toy/index_cache.json,title=index-stale::the index is stale: "
-        "1 episode file not in the index (a,b:c%25.jsonl). dm05-prep index (or validate --fix) writes it",
+        "1 episode file not in the index (a,b:c%25.jsonl). "
+        f"dm05-prep index {flags} (or validate --fix) writes it",
         f"::error file=data/toy/{C},title=image-empty::is empty (images_1 of episode_000.jsonl:2). "
-        "Extract it again with dm05-prep dataset",
+        f"Extract it again with dm05-prep dataset --subset toy {workspace.flag}",
         "bad      toy has 4 errors",
     ]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -167,3 +168,12 @@ def test_a_name_that_is_not_utf8(workspace: Workspace) -> None:
     with pytest.raises(DataError) as caught:
         list_episodes(folder)
     assert str(caught.value) == f"{folder}: the file name '\\udcff.jsonl' is not UTF-8. Rename the file"
+
+
+def test_a_dataset_that_is_gone_is_fetched_by_the_command_that_is_named(workspace: Workspace) -> None:
+    write(workspace, {"data": {}})
+    shutil.rmtree(SPEC.jsonl(workspace))
+    with pytest.raises(DataError) as caught:
+        require_fresh(workspace, SPEC)
+    command = f"dm05-prep dataset --subset libero_goal {workspace.flag}"
+    assert str(caught.value) == f"{SPEC.jsonl(workspace)}: there is no such folder. {command} lays a dataset out"

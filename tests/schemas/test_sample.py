@@ -40,7 +40,7 @@ def test_relative_needs_equal_dims_and_leaves_its_input() -> None:
     np.testing.assert_array_equal(state, EPISODE[0])
     with pytest.raises(DataError) as caught:
         relative(EPISODE[:2], np.zeros(3, np.float32), [])
-    assert "here are 2 action and 3 state dims. Use absolute mode" in str(caught.value)
+    assert "here are 2 action and 3 state dims. Use --action-mode absolute (dm05-train: " in str(caught.value)
 
 
 FLOATS = hnp.arrays(np.float32, (5, 3), elements=st.floats(-100, 100, width=32))

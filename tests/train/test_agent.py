@@ -27,6 +27,11 @@ def free_port() -> str:
         return str(probe.getsockname()[1])
 
 
+def listening(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
 def machines(count: int, *, port: str, seconds: int = 60) -> list[dict[str, str]]:
     """The environment a platform would inject on each machine."""
     return [
@@ -111,13 +116,14 @@ def test_told_to_stop_all_ranks_save_once(workspace: Path, tmp_path: Path) -> No
     assert len(list(tmp_path.glob("checkpoint-*/training/state.json"))) == 1
 
 
-def test_told_to_stop_while_the_ranks_still_start(workspace: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+def test_told_to_stop_while_the_ranks_still_start(workspace: Path, tmp_path: Path, number: signal.Signals) -> None:
     process = start(flags(workspace, tmp_path, steps=900, **SPLIT), script=True, NPROC_PER_NODE="2")
     while process.poll() is None and len(children(process.pid)) < 2:
         time.sleep(0.05)
-    process.terminate()
+    process.send_signal(number)
     done = finish(process)
-    assert done.returncode == 128 + signal.SIGTERM
+    assert done.returncode == 128 + number
     assert done.stderr.strip() == "told to stop before the ranks could listen: nothing was saved"
 
 
@@ -192,6 +198,17 @@ def test_nobody_else_comes(workspace: Path, tmp_path: Path) -> None:
     last = done.stderr.strip().splitlines()[-1]
     assert "did not find each other" in last and "MASTER_ADDR" in last and "Traceback" not in done.stderr
     assert "frame #" not in done.stderr
+
+
+def test_told_to_stop_while_nobody_else_comes(workspace: Path, tmp_path: Path) -> None:
+    first, _ = machines(2, port=free_port(), seconds=8)
+    process = start(flags(workspace, tmp_path / "out"), script=True, NPROC_PER_NODE="1", **first)
+    while process.poll() is None and not listening(int(first["MASTER_PORT"])):
+        time.sleep(0.05)
+    process.send_signal(signal.SIGUSR1)
+    done = finish(process)
+    assert done.returncode == 128 + signal.SIGUSR1
+    assert done.stderr.strip() == "told to stop before the ranks were started: nothing was saved"
 
 
 def test_a_machine_killed_ends_the_other(workspace: Path, tmp_path: Path) -> None:

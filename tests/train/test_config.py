@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from dm05_schemas.errors import UsageError
+from dm05_schemas.version import tool_version
 from dm05_train.cli import read_flags
 from dm05_train.config import DataConfig, ModelConfig, OptimizerConfig, TrainConfig, TrainerConfig, as_plain
 
@@ -129,7 +130,32 @@ def test_plain_form_is_json(tmp_path: Path) -> None:
 
 
 def dm05_train(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-m", "dm05_train.cli", *arguments], capture_output=True, text=True)
+    return subprocess.run([sys.executable, "-m", "dm05_train", *arguments], capture_output=True, text=True)
+
+
+def test_what_tools_and_scripts_start_is_made_to_be_started() -> None:
+    root = Path(__file__).parents[2]
+    files = [
+        path for name in ("tools", "tests", "scripts", "docs") for path in (root / name).rglob("*") if path.is_file()
+    ]
+    started = {
+        module
+        for path in [*files, root / "README.md", root / "Makefile"]
+        for module in re.findall(r"-m[\", ]+(dm05_\w+(?:\.\w+)*)", path.read_text("utf-8", errors="replace"))
+    }
+    assert "dm05_train" in started
+    for module in started:
+        place = root / ("train" if module.startswith("dm05_train") else "prep") / module.replace(".", "/")
+        code = (place / "__main__.py" if place.is_dir() else place.with_suffix(".py")).read_text("utf-8")
+        assert 'if __name__ == "__main__":' in code, module
+
+
+@pytest.mark.parametrize("word", ["--version", "-V"])
+@pytest.mark.parametrize("program", ["dm05_prep", "dm05_train"])
+def test_both_commands_say_their_version(program: str, word: str) -> None:
+    done = subprocess.run([sys.executable, "-m", program, word], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == f"{program.replace('_', '-')} {tool_version()}\n"
 
 
 def test_help_is_a_page_a_person_can_use() -> None:

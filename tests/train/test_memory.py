@@ -128,5 +128,16 @@ def test_the_command(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert "does not fit a GPU of 24 GiB" in done.stdout and "PER_DEVICE_BATCH=4" in done.stdout
     assert "checkpoints: copied to page-locked memory of the host" in done.stdout
-    done = run(["memory", "--workspace", str(tmp_path)])
-    assert done.returncode == 1 and "dm05-prep model" in done.stderr
+
+
+def test_before_the_weights_are_there_it_is_the_released_model(tmp_path: Path) -> None:
+    words = ["memory", "--gpu-gib", "48"]
+    done = run([*words, "--workspace", str(tmp_path)])
+    assert done.returncode == 0, done.stderr
+    said, *numbers = done.stdout.splitlines()
+    assert said == f"{tmp_path}/checkpoints/DM05 holds no checkpoint yet: these are the numbers of the released model"
+    golden = ["--model-config.model-name-or-path", str(FULL), "--workspace", str(tmp_path)]
+    assert run([*words, *golden]).stdout.splitlines() == numbers
+    none = ["--model-config.model-name-or-path", str(tmp_path / "none"), "--workspace", str(tmp_path)]
+    done = run([*words, *none])
+    assert done.returncode == 1 and f"dm05-prep model --workspace {tmp_path}, or name" in done.stderr

@@ -42,11 +42,22 @@ def test_an_index_that_is_stale(workspace: Path, tmp_path: Path) -> None:
     assert done.returncode == 1 and "the index is stale" in done.stderr and done.stderr.count("\n") == 1
 
 
+@pytest.mark.parametrize("command", [[], ["eval"]])
+def test_the_command_that_fetches_weights_names_the_workspace(
+    workspace: Path, tmp_path: Path, command: list[str]
+) -> None:
+    copy = shutil.copytree(workspace, tmp_path / "workspace")
+    (copy / "checkpoints/DM05/model.safetensors").unlink()
+    done = run([*command, *flags(copy, tmp_path / "out")])
+    assert done.returncode == 1 and f"Run dm05-prep model --workspace {copy}, or name" in done.stderr
+
+
 def test_a_chunk_longer_than_any_episode_is_refused_before_statistics(workspace: Path, tmp_path: Path) -> None:
     more = {"model_config__chunk_size": 100_000, "data_config__norm_stats_root": tmp_path / "stats"}
     done = run(flags(workspace, tmp_path / "out", **more))
     assert done.returncode == 1
     assert "a chunk of 100,000 actions is longer than any episode of libero_pi0_all" in done.stderr
+    assert "--model-config.chunk-size" in done.stderr
     assert not (tmp_path / "stats").exists()
 
 

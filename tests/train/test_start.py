@@ -14,6 +14,7 @@ from dm05_train.errors import TrainError
 from dm05_train.start import (
     absolute,
     changed_settings,
+    check_folder,
     check_output,
     check_position,
     find_start,
@@ -92,6 +93,22 @@ def test_a_checkpoint_that_is_gone_names_the_newest_beside_it(tmp_path: Path) ->
     gone = tmp_path / "out" / "checkpoint-000001"
     with pytest.raises(TrainError, match=r"no such folder .* is checkpoint-000003; --trainer-config\.resume latest"):
         find_start(settings(gone, tmp_path / "elsewhere"), Workspace(tmp_path))
+
+
+def test_rank_0_can_send_only_what_it_has(tmp_path: Path) -> None:
+    """To the one process that decides, sending is not offered; to another machine's ranks it is."""
+    workspace = Workspace(tmp_path)
+    with pytest.raises(TrainError) as caught:
+        find_start(settings(None, tmp_path / "out"), workspace)
+    assert caught.value.fix is not None and "broadcast" not in caught.value.fix
+    assert caught.value.fix.startswith(f"Run dm05-prep model {workspace.flag}, or name a checkpoint")
+    with pytest.raises(TrainError, match=r"Rank 0 has it.*--model-config\.load broadcast"):
+        check_folder(workspace.checkpoint_dir, workspace, rank_0_has_it=True)
+
+
+def test_a_wrong_name_is_not_mended_by_fetching_alone(tmp_path: Path) -> None:
+    with pytest.raises(TrainError, match=r"Name a checkpoint with --model-\S+, or leave that out"):
+        find_start(settings(tmp_path / "none", tmp_path / "out"), Workspace(tmp_path))
 
 
 def test_a_folder_without_a_checkpoint(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM while dm05-train starts, and Ctrl-C in what then goes wrong: one line, the signal's exit code."""
+"""Signals while dm05-train starts, and Ctrl-C in what then goes wrong: one line, the signal's exit code."""
 
 from __future__ import annotations
 
@@ -14,7 +14,11 @@ from dm05_train.env import World
 from dm05_train.signals import StopSignal
 from training_runs import environment, flags
 
-ENDS = {signal.SIGINT: (130, "dm05-train: interrupted\n"), signal.SIGTERM: (143, "dm05-train: terminated\n")}
+ENDS = {
+    signal.SIGINT: (130, "dm05-train: interrupted\n"),
+    signal.SIGTERM: (143, "dm05-train: terminated\n"),
+    signal.SIGUSR1: (138, "dm05-train: ended by SIGUSR1\n"),
+}
 COMMANDS = {"train": [], "bench": ["bench"], "eval": ["eval"]}
 
 

@@ -9,6 +9,7 @@ import pytest
 from dm05_schemas.errors import UsageError
 from dm05_train.bench import BenchConfig, cases, main
 from dm05_train.env import World
+from dm05_train.errors import TrainError
 from dm05_train.model.config import DM05Config
 from dm05_train.model.dm05 import DM05
 from dm05_train.optim.adamw import AdamW
@@ -64,6 +65,16 @@ def test_the_matmul_precision_is_a_switch_too() -> None:
         assert Switches.from_env(ON | {"DM05_PERF_R10_MATMUL_PRECISION": value}).matmul_precision == meant
 
 
+def test_a_precision_that_does_nothing_is_said() -> None:
+    name, off = "DM05_PERF_R10_MATMUL_PRECISION", {"DM05_PERF_R10_TF32_MATMUL": "0"}
+    with pytest.warns(UserWarning, match=f"{name} does nothing while DM05_PERF_R10_TF32_MATMUL is 0"):
+        Switches.from_env(ON | off | {name: "1"})
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for quiet in (ON | off | {name: "0"}, ON | off, ON | {name: "1"}, off | {name: "1"}):
+            Switches.from_env(quiet)
+
+
 def acceleration(*, size: int = 1, parallel: str = "ddp", optim: str = "adamw", **environ: str) -> Acceleration:
     switches = Switches.from_env(ON | environ)
     return Acceleration(switches=switches, world=World(size=size), parallel=parallel, mode="fp32", optim=optim)
@@ -112,6 +123,17 @@ def test_bench_times_plain_and_all(tmp_path: Path, capsys: pytest.CaptureFixture
 def test_bench_refuses_what_it_cannot_time(words: str) -> None:
     with pytest.raises(UsageError, match=words.split()[0]):
         main(["--model-config", str(GOLDEN / "tiny_dm05" / "config.json"), *words.split()])
+
+
+@pytest.mark.parametrize("content", [None, "[]", '{"chunk_size": 10}'])
+def test_bench_names_its_own_flag_for_a_config_that_is_none(tmp_path: Path, content: str | None) -> None:
+    path = tmp_path / "config.json"
+    if content is not None:
+        path.write_text(content)
+    with pytest.raises(TrainError) as caught:
+        main(["--model-config", str(path)])
+    assert str(caught.value).startswith(f"{path}: ")
+    assert caught.value.fix and "--model-config," in caught.value.fix and "--model-config." not in caught.value.fix
 
 
 def test_bench_refuses_cases_it_does_not_know() -> None:

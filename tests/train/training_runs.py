@@ -84,7 +84,7 @@ def start(
         file_kb: it can write no longer file.
         within: words before the command, such as those that put it into a namespace.
     """
-    command = ["bash", str(SCRIPT)] if script else [sys.executable, "-m", "dm05_train.cli"]
+    command = ["bash", str(SCRIPT)] if script else [sys.executable, "-m", "dm05_train"]
     if file_kb is not None:
         command = ["bash", "-c", f'ulimit -f {file_kb}; exec "$@"', "limited", *command]
     return subprocess.Popen(

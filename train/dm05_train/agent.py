@@ -72,6 +72,7 @@ def run_ranks(torchrun: Sequence[str], environ: Mapping[str, str], kept: Kept) -
         print(f"stopped by {stopped.sigval.name}. {kept.advice()}", file=sys.stderr)
         return 128 + stopped.sigval
     except _StoppedEarly as stopped:
+        print("told to stop before the ranks were started: nothing was saved", file=sys.stderr)
         return 128 + stopped.number
     return 0
 

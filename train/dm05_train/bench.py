@@ -20,7 +20,7 @@ from torch import Tensor
 
 from dm05_train.config import require_number
 from dm05_train.env import World
-from dm05_train.model.config import DM05Config, read_settings
+from dm05_train.model.config import RELEASED, DM05Config
 from dm05_train.model.dm05 import DM05
 from dm05_train.model.noise import draw
 from dm05_train.model.weights import freeze_untrained, generate_weights
@@ -29,7 +29,6 @@ from dm05_train.perf.accelerate import Acceleration
 from dm05_train.perf.switches import Switches
 from dm05_train.timing import moment, seconds_between
 
-RELEASED = Path(__file__).parent / "model" / "released_config.json"
 # What acts on one GPU; the others need several.
 SWITCHES = (
     "fused_adamw",
@@ -306,8 +305,8 @@ Examples:
   dm05-train bench --cases all,all-bf16,plain                    the end result alone"""
     config = read_flags(BenchConfig, BenchConfig(), arguments, "dm05-train bench", text)
     world = World.from_env({})
-    raw = read_settings(config.model_config) | {"chunk_size": config.chunk_size}
-    model_config = DM05Config.from_dict(raw)
+    fix = "Name a config.json of DM05 with --model-config, or leave that out to time the released model"
+    model_config = replace(DM05Config.from_json(config.model_config, fix=fix), chunk_size=config.chunk_size)
     images = 2 * model_config.mm_tokens_per_image
     if config.prefix < images + LEAST_TEXT:
         fix = f"Give {images + LEAST_TEXT} or more"

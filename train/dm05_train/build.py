@@ -47,13 +47,13 @@ def small_files(folder: Path) -> list[Path]:
     )
 
 
-def precision_mode(config: TrainConfig, folder: Path) -> Mode:
-    """The precision mode; ``auto`` follows the dtype that config.json states.
+def precision_mode(config: TrainConfig, path: Path) -> Mode:
+    """The precision mode; ``auto`` follows the dtype that config.json states (``path``: the file or its folder).
 
     Raises:
         TrainError: config.json cannot be read.
     """
-    return resolve(config.trainer_config.precision, read_settings(folder / "config.json").get("dtype", "bfloat16"))
+    return resolve(config.trainer_config.precision, read_settings(path).get("dtype", "bfloat16"))
 
 
 def empty_model(config: DM05Config, device: torch.device, dtype: torch.dtype) -> DM05:

@@ -12,7 +12,7 @@ from typing import TypeVar
 from dm05_schemas.cli import run
 from dm05_schemas.errors import UsageError
 from dm05_schemas.flags import parse_flags
-from dm05_schemas.stops import end_at_once
+from dm05_schemas.version import tool_version
 
 from dm05_train.config import TrainConfig
 from dm05_train.errors import TrainError
@@ -38,7 +38,7 @@ scripts/run_full_sft_distributed.sh. Dashes and underscores mean the same in a f
 variable (WORKSPACE_DIR, DATA_PATH, NORM_STATS_PATH, PER_DEVICE_BATCH, TRAIN_STEPS), which beats the default.
 Speed switches are environment variables: DM05_PERF_ENABLE=1 turns them on, DM05_PERF_LOG=1 lists them.
 
-Other commands, each with its own --help:
+--version says which dm05-train this is. Other commands, each with its own --help:
 """ + "\n".join(f"  dm05-train {name:8} {what}" for name, (_, what) in COMMANDS.items())
 
 
@@ -72,6 +72,9 @@ def train(arguments: Sequence[str]) -> int:
 def dispatch() -> int:
     """Run the command of this process's arguments."""
     arguments = sys.argv[1:]
+    if arguments and arguments[0] in ("--version", "-V"):
+        print(f"dm05-train {tool_version()}")
+        return 0
     if arguments and arguments[0] in COMMANDS:
         command: Callable[[Sequence[str]], int] = import_module(COMMANDS[arguments[0]][0]).main
         return command(arguments[1:])
@@ -100,8 +103,3 @@ def installed() -> int:
 def main() -> None:
     """Run the command and exit; :mod:`dm05_train.__main__` is where the console script begins."""
     run(installed, "dm05-train")
-
-
-if __name__ == "__main__":
-    end_at_once("dm05-train", silent="LOCAL_RANK" in os.environ)
-    main()

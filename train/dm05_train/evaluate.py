@@ -19,6 +19,7 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
+from dm05_schemas.commands import aiming
 from dm05_schemas.errors import UsageError
 from dm05_schemas.registry import DatasetSpec, lookup
 from dm05_schemas.sample import denormalise
@@ -135,7 +136,7 @@ def find_folder(config: EvalConfig, workspace: Workspace) -> Path:
     """The checkpoint to evaluate: the one named, else the newest of the output folder, else the released weights."""
     named = config.model_config.model_name_or_path
     folder = absolute(named) if named else latest(output_folder(config, workspace)) or workspace.checkpoint_dir
-    check_folder(folder)
+    check_folder(folder, workspace)
     return folder
 
 
@@ -267,8 +268,9 @@ Examples:
     if config.sample_steps > MOST_SAMPLE_STEPS:
         fix = f"Give {MOST_SAMPLE_STEPS} or less; 10 are usual"
         raise UsageError(f"{config.sample_steps} Euler steps are too many", where="--sample-steps", fix=fix)
-    folder = find_folder(config, workspace)
-    setup = prepare(config, workspace)
+    with aiming(workspace, config.data_config.dataset_name):
+        folder = find_folder(config, workspace)
+        setup = prepare(config, workspace)
     if setup.config.split != config.split:
         print("no episodes were held out (--data-config.val-episodes): these were trained on")
     report = evaluate(setup)

@@ -223,5 +223,5 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    end_at_once("run_full_sft_distributed.sh")
+    end_at_once("run_full_sft_distributed.sh", usr1=True)
     run(main, "run_full_sft_distributed.sh")

@@ -10,15 +10,17 @@ import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
+from pathlib import Path
 
 import torch
+from dm05_schemas.commands import aiming
 from dm05_schemas.registry import lookup
 from dm05_schemas.workspace import Workspace
 
 from dm05_train.activations import BatchShape, activation_bytes, example
 from dm05_train.build import empty_model, precision_mode
 from dm05_train.config import TrainConfig, require_number
-from dm05_train.model.config import DM05Config
+from dm05_train.model.config import RELEASED, DM05Config
 from dm05_train.model.dm05 import DM05
 from dm05_train.model.weights import freeze_untrained
 from dm05_train.optim.precision import Mode, moment_dtype, weight_dtype
@@ -250,6 +252,20 @@ class MemoryConfig(TrainConfig):
             require_number(self.gpu_gib, "--gpu-gib", above=0)
 
 
+def model_settings(config: TrainConfig, workspace: Workspace) -> Path:
+    """Where the model's sizes are read: the checkpoint that is named, else the workspace's, else the released sizes.
+
+    The weights themselves need not be there: the answer decides which machine to fetch them to.
+    """
+    named = config.model_config.model_name_or_path
+    if named is not None:
+        return absolute(named)
+    if (workspace.checkpoint_dir / "config.json").exists():
+        return workspace.checkpoint_dir
+    print(f"{workspace.checkpoint_dir} holds no checkpoint yet: these are the numbers of the released model")
+    return RELEASED
+
+
 def main(arguments: Sequence[str]) -> int:
     """The command; its flags are those of ``dm05-train``."""
     from dm05_train.cli import read_flags
@@ -257,14 +273,15 @@ def main(arguments: Sequence[str]) -> int:
     text = """What a training run needs per GPU, from the same flags as dm05-train.
 
 Examples:
-  dm05-train memory --gpus 8
+  dm05-train memory --gpus 8                 without weights in the workspace: of the released model
   dm05-train memory --gpu-gib 48 --trainer-config.gradient-checkpointing"""
     config = read_flags(MemoryConfig, MemoryConfig.defaults(os.environ), arguments, "dm05-train memory", text)
     workspace, switches = Workspace.resolve(config.workspace), Switches.from_env(os.environ)
     spec = lookup(config.data_config.dataset_name, workspace)
-    folder = absolute(config.model_config.model_name_or_path or workspace.checkpoint_dir)
-    model = DM05Config.from_json(folder)
-    mode = precision_mode(config, folder)
+    settings = model_settings(config, workspace)
+    with aiming(workspace, spec.name):
+        model = DM05Config.from_json(settings)
+        mode = precision_mode(config, settings)
     sharded = config.gpus > 1 and config.trainer_config.parallel == "fsdp"
     shape = shape_of(
         config,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping
 
+from dm05_schemas.commands import aiming
 from dm05_schemas.registry import lookup
 from dm05_schemas.workspace import Workspace
 
@@ -30,5 +31,6 @@ def check_before_start(config: TrainConfig, environ: Mapping[str, str], *, machi
         return
     workspace = Workspace.resolve(config.workspace)
     spec = lookup(config.data_config.dataset_name, workspace)
-    find_start(config, workspace)
-    check_source(workspace, spec, config.data_config.layout)
+    with aiming(workspace, spec.name):
+        find_start(config, workspace)
+        check_source(workspace, spec, config.data_config.layout)

@@ -52,22 +52,27 @@ def agree_on_start(config: TrainConfig, world: World, workspace: Workspace) -> S
     start = broadcast(world, together(world, lambda: find_start(config, workspace) if world.is_main else None))
     assert start is not None
     if config.model_config.load == "each":
-        together(world, lambda: check_folder(start.folder))
+        together(world, lambda: check_folder(start.folder, workspace, rank_0_has_it=True))
     return start
 
 
-def check_folder(folder: Path) -> None:
-    """Raises a TrainError when this machine does not have the folder, or no checkpoint in it."""
-    fix = "Run dm05-prep model, or name a checkpoint with --model-config.model-name-or-path"
+def check_folder(folder: Path, workspace: Workspace, *, rank_0_has_it: bool = False) -> None:
+    """Raises a TrainError when this machine does not have the folder, or no checkpoint in it.
+
+    Only where rank 0 has it can rank 0 send it: elsewhere that is not offered.
+    """
+    fetch, flag = f"dm05-prep model {workspace.flag}", "--model-config.model-name-or-path"
+    if absolute(folder) == absolute(workspace.checkpoint_dir):
+        fix = f"Run {fetch}, or name a checkpoint with {flag}"
+    else:
+        fix = f"Name a checkpoint with {flag}, or leave that out to start from the released one ({fetch} fetches it)"
     if not folder.is_dir():
         beside = latest(folder.parent) if is_run_checkpoint(folder) else None
         if beside is not None:
             fix = f"The newest complete checkpoint beside it is {beside.name}; --trainer-config.resume latest finds it"
-        raise TrainError(
-            f"no such folder on {socket.gethostname()}",
-            where=folder,
-            fix=f"{fix}. Where machine 0 alone has it, add --model-config.load broadcast",
-        )
+        if rank_0_has_it:
+            fix = "Rank 0 has it: copy it here, or have rank 0 send it with --model-config.load broadcast"
+        raise TrainError(f"no such folder on {socket.gethostname()}", where=folder, fix=fix)
     if not (folder / "config.json").is_file():
         raise TrainError("this folder holds no checkpoint: there is no config.json in it", where=folder, fix=fix)
 
@@ -98,7 +103,7 @@ def find_start(config: TrainConfig, workspace: Workspace) -> Start:
     if resume == "latest" and newest is not None:
         return _continued(newest, config)
     folder = absolute(config.model_config.model_name_or_path or workspace.checkpoint_dir)
-    check_folder(folder)
+    check_folder(folder, workspace)
     if is_run_checkpoint(folder) and resume != "never":
         return _continued(folder, config)
     kind = "the weights of a checkpoint" if is_run_checkpoint(folder) else "released weights"

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from dm05_schemas.commands import aiming
 from dm05_schemas.registry import lookup
 from dm05_schemas.workspace import Workspace
 
@@ -57,7 +58,8 @@ def train(config: TrainConfig, environ: Mapping[str, str]) -> int:
     kept = Kept.now(config, output_folder(config, workspace))
     join(world, minutes=config.trainer_config.timeout_minutes)
     try:
-        with StopSignal(world) as stop, lost_peers(world, kept.advice):
+        aimed = aiming(workspace, config.data_config.dataset_name)
+        with StopSignal(world) as stop, lost_peers(world, kept.advice), aimed:
             return _train(config, world, switches, stop, environ, kept)
     finally:
         leave()

@@ -24,6 +24,7 @@ from dm05_prep.report.markup import plural
 from dm05_prep.report.outliers import find_outliers
 from dm05_prep.report.page import MOSAIC_ROWS, Head, document
 from dm05_prep.report.pictures import Camera, Picture, varied
+from dm05_prep.validate.output import size_of
 
 MOSAIC_COLUMNS = 16
 STRIP_FRAMES = 12
@@ -168,4 +169,4 @@ class ReportCommand:
         counts = ((checks.errors, "error"), (checks.warnings, "warning"))
         told = ", ".join(plural(count, noun) for count, noun in counts if count) or "nothing to warn about"
         size = human_bytes(out.stat().st_size)
-        say(f"report     {checks.episodes:,} episodes, {checks.frames:,} frames, {told}, {size}: {out}", self.quiet)
+        say(f"report     {size_of(checks)}, {told}, {size}: {out}", self.quiet)

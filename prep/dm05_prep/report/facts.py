@@ -10,9 +10,8 @@ from pathlib import Path
 import crc32c
 import numpy as np
 from dm05_schemas.episode import Episode, scan_episode
-from dm05_schemas.errors import DataError
 from dm05_schemas.findings import Finding, finding
-from dm05_schemas.index import FileState, list_episodes
+from dm05_schemas.index import FileState, require_episodes
 from dm05_schemas.registry import DatasetSpec
 from dm05_schemas.workspace import Workspace
 from numpy.typing import NDArray
@@ -106,9 +105,7 @@ def gather(workspace: Workspace, spec: DatasetSpec, *, jobs: int | None = None, 
         DataError: there is no folder of episodes, or none in it.
     """
     folder = spec.jsonl(workspace)
-    present = list_episodes(folder)
-    if not present:
-        raise DataError("has no .jsonl files", where=folder, fix="dm05-prep dataset lays a dataset out")
+    present = require_episodes(workspace, spec)
     total = sum(max(state.size, 0) for state in present.values())
     workers = (jobs or default_jobs()) if total >= PARALLEL_BYTES else 1
     work = ([(folder, name, spec) for name in names] for names in _batches(present))

@@ -216,7 +216,7 @@ def findings(checks: Report) -> str:
         places = [f"{checks.relative(item.place)}: {item.detail}" for item in items[:PLACES_SHOWN]]
         if len(items) > PLACES_SHOWN:
             places.append(f"and {len(items) - PLACES_SHOWN:,} more")
-        severity, title, fix = KINDS[kind]
+        (severity, title, _), fix = KINDS[kind], checks.fix(kind)
         count = f' <span class="faint small">× {len(items):,}</span>' if len(items) > 1 else ""
         mend = f'<p class="small"><span class="faint">Mend:</span> {text(fix)}</p>' if fix else ""
         rows.append(

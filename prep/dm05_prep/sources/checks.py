@@ -6,6 +6,7 @@ A size alone proves nothing: both SDKs accept bodies of the right length with wr
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 from pathlib import Path
 
@@ -58,12 +59,30 @@ class Sums:
         return wrong
 
 
-def file_differences(path: Path, size: int, checks: Checks, stop: threading.Event) -> list[str] | None:
-    """Like :meth:`Sums.differences` for a whole file, with its size; None when ``stop`` was set on the way."""
+def file_differences(
+    path: Path,
+    size: int,
+    checks: Checks,
+    stop: threading.Event,
+    *,
+    progress: Callable[[int], object] | None = None,
+) -> list[str] | None:
+    """Like :meth:`Sums.differences` for a whole file, with its size; None when ``stop`` was set on the way.
+
+    ``progress`` is told the number of bytes read since it was told last.
+    """
     actual = path.stat().st_size
     if actual != size:
         return [f"size is {actual}, published is {size}"]
-    sums = Sums(checks, size)
-    if checks.published() and not read_file(str(path), sums.update, lambda done: not stop.is_set()):
+    sums, told = Sums(checks, size), 0
+
+    def keep_on(done: int) -> bool:
+        nonlocal told
+        if progress is not None:
+            progress(done - told)
+            told = done
+        return not stop.is_set()
+
+    if checks.published() and not read_file(str(path), sums.update, keep_on):
         return None
     return sums.differences()

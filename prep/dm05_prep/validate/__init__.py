@@ -71,10 +71,10 @@ def validate(
 
 @dataclass(kw_only=True)
 class _Seen:
-    """What was looked at so far, and what was wrong with it."""
+    """What was looked at so far (None: not known how much), and what was wrong with it."""
 
-    episodes: int = 0
-    frames: int = 0
+    episodes: int | None = None
+    frames: int | None = None
     images: int = 0
     findings: list[Finding] = field(default_factory=list)
 
@@ -127,7 +127,7 @@ def _look_at_episodes(
     seen.findings += check_folders(workspace, spec, files)
     index, about_index = check_index(workspace, spec, files)
     seen.findings += about_index
-    seen.frames = index.frames if index is not None else 0
+    seen.frames = index.frames if index is not None else None if files else 0
     if depth.deep:
         outcomes = _deep(workspace, spec, files, index, depth)
         seen.findings += [item for outcome in outcomes for item in outcome.findings] + odd_sizes(outcomes)

@@ -33,7 +33,7 @@ def human(report: Report, everything: bool = False) -> str:
             lines.append(f"{head}{_line(report, items[0])}{_more(items)}")
     mends: dict[str, list[str]] = {}
     for kind in groups:
-        mends.setdefault(KINDS[kind].fix or "", []).append(kind)
+        mends.setdefault(report.fix(kind) or "", []).append(kind)
     lines += [f"mend     {', '.join(kinds)}: {fix}" for fix, kinds in mends.items() if fix]
     lines.append(_verdict(report))
     return "\n".join(_printable(line) for line in lines)
@@ -43,14 +43,21 @@ def github(report: Report, everything: bool = False) -> str:
     """Workflow commands that GitHub shows beside the files, the first ten of a kind, and the table's last line."""
     lines = []
     for kind, items in report.groups().items():
+        fix = report.fix(kind)
         for item in items if everything else items[:FIRST_ANNOTATIONS]:
-            text = f"{item.detail}. {item.fix}" if item.fix else item.detail
+            text = f"{item.detail}. {fix}" if fix else item.detail
             place = {"file": _below_here(item.path), "line": item.line, "title": kind}
             fields = ",".join(f"{key}={_escape(str(value), ':,')}" for key, value in place.items() if value is not None)
             lines.append(f"::{item.severity} {fields}::{_escape(text)}")
         if not everything and len(items) > FIRST_ANNOTATIONS:
             lines.append(f"::notice title={kind}::{len(items) - FIRST_ANNOTATIONS:,} more of this kind")
     return "\n".join([*lines, _verdict(report)])
+
+
+def size_of(report: Report) -> str:
+    """``2 episodes, 7 frames``; what nothing tells is not said to be 0."""
+    counts = ((report.episodes, "episodes"), (report.frames, "frames"))
+    return ", ".join(f"{what} not counted" if count is None else f"{count:,} {what}" for count, what in counts)
 
 
 def write_json(report: Report, path: Path | None) -> None:
@@ -65,8 +72,7 @@ def write_json(report: Report, path: Path | None) -> None:
 
 def _headline(report: Report) -> str:
     depth = f"deep, {report.images:,} images" if report.deep else "fast"
-    size = f"{report.episodes:,} episodes, {report.frames:,} frames"
-    return f"validate {report.dataset}: {size} ({depth}) in {human_time(report.seconds)}"
+    return f"validate {report.dataset}: {size_of(report)} ({depth}) in {human_time(report.seconds)}"
 
 
 def _verdict(report: Report) -> str:

@@ -14,6 +14,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 from dm05_schemas import sample
+from dm05_schemas.commands import aiming
 from dm05_schemas.errors import DataError, mending
 from dm05_schemas.frame_table import FrameTable
 from dm05_schemas.image import decode_into, decode_rgb
@@ -272,7 +273,8 @@ def open_dataset(
     info, index = check_source(workspace, spec, layout)
     if info is None:
         assert index is not None and index.fingerprint is not None
-        folder, info = frames_of(spec.root(workspace), spec, index, index.fingerprint)
+        with aiming(workspace, spec.name):
+            folder, info = frames_of(spec.root(workspace), spec, index, index.fingerprint)
         check_matches(folder, info, spec, index.fingerprint)
     sample.require_chunk(chunk_size, max(info.episode_frames, default=0), spec.name)
     _check_stats(stats, workspace, spec, info.source)

@@ -10,6 +10,10 @@ from typing import Any
 
 from dm05_train.errors import TrainError
 
+RELEASED = Path(__file__).with_name("released_config.json")
+"""The released model's config.json, for what needs its sizes and not its weights."""
+_FETCH = "Run dm05-prep model, or name a checkpoint with --model-config.model-name-or-path"
+
 
 @dataclass(frozen=True, kw_only=True)
 class RopeConfig:
@@ -152,31 +156,35 @@ class DM05Config:
             raise TrainError(what, where="config.json", fix="Is this a DM05 checkpoint?") from None
 
     @classmethod
-    def from_json(cls, path: Path) -> DM05Config:
-        """Read a checkpoint's config.json (``path``: the file or its folder)."""
-        path = path / "config.json" if path.is_dir() else path
-        raw = read_settings(path)
+    def from_json(cls, path: Path, *, fix: str = _FETCH) -> DM05Config:
+        """Read a checkpoint's config.json (``path``: the file or its folder; ``fix``: what to do if it is not right).
+
+        Raises:
+            TrainError: it cannot be read, a key is missing, or the parts do not fit together.
+        """
+        raw = read_settings(path, fix=fix)
         try:
             return cls.from_dict(raw)
         except TrainError as error:
-            raise TrainError(error.what, where=path, fix=error.fix) from None
+            raise TrainError(error.what, where=_config_file(path), fix=fix) from None
 
 
-def read_settings(path: Path) -> dict[str, Any]:
-    """What a config.json holds.
+def _config_file(path: Path) -> Path:
+    return path / "config.json" if path.is_dir() else path
+
+
+def read_settings(path: Path, *, fix: str = _FETCH) -> dict[str, Any]:
+    """What a config.json holds (``path``: the file or its folder; ``fix``: what to do if it cannot be read).
 
     Raises:
         TrainError: it cannot be read, or holds something else than settings.
     """
+    path = _config_file(path)
     try:
         raw = json.loads(path.read_text("utf-8"))
         if not isinstance(raw, dict):
             raise ValueError("no settings in it")
     except (OSError, ValueError) as error:
         reason = (error.strerror or str(error)) if isinstance(error, OSError) else str(error)
-        raise TrainError(
-            f"cannot read the model's configuration: {reason}",
-            where=path,
-            fix="Run dm05-prep model, or name a checkpoint with --model-config.model-name-or-path",
-        ) from None
+        raise TrainError(f"cannot read the model's configuration: {reason}", where=path, fix=fix) from None
     return raw

@@ -78,7 +78,11 @@ class Switches:
                 )
             values["matmul_precision"] = PRECISIONS[text]
         _warn_unknown(environ, set(cls.variables().values()))
-        return cls(**values)  # type: ignore[arg-type]
+        switches = cls(**values)  # type: ignore[arg-type]
+        if switches.enable and not switches.tf32_matmul and values.get("matmul_precision", "highest") != "highest":
+            idle, needed = "DM05_PERF_R10_MATMUL_PRECISION", "DM05_PERF_R10_TF32_MATMUL"
+            warnings.warn(f"{idle} does nothing while {needed} is 0: both are one setting of torch", stacklevel=2)
+        return switches
 
     @classmethod
     def variables(cls) -> dict[str, str]:
