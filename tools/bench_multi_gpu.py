@@ -38,7 +38,6 @@ from dm05_train.loop import Run, train_step
 from dm05_train.metrics import StepLog
 from dm05_train.model.config import RELEASED, DM05Config
 from dm05_train.optim import build_optimizer
-from dm05_train.parallel import wrap
 from dm05_train.perf.accelerate import Acceleration
 from dm05_train.perf.switches import Switches
 from dm05_train.timing import moment, seconds_between
@@ -123,12 +122,12 @@ def prepare(name: str, settings: Settings, batch: int, world: World) -> tuple[Ru
     case, config = CASES[name], train_config(name, batch, settings.steps)
     mode: Any = settings.precision
     model = build(DM05Config.from_json(Path(settings.model_config)), mode, world.device)
-    acceleration = Acceleration(switches=case.switches, world=world, parallel=case.parallel, mode=mode)
+    acceleration = Acceleration(
+        switches=case.switches, world=world, parallel=case.parallel, mode=mode, optim=case.optim
+    )
     acceleration.prepare(model)
     model.set_checkpointing(config.trainer_config.recomputed_every)
-    bucket_mb = case.switches.bucket_cap_mb if acceleration.on("ddp_bucket") else None
-    static_graph = acceleration.on("ddp_static_graph")
-    wrapped = wrap(model, world, case.parallel, bucket_mb=bucket_mb, static_graph=static_graph)
+    wrapped = acceleration.wrap(model)
     optimizer = build_optimizer(
         model.named_parameters(),
         config.optimizer_config,

@@ -25,7 +25,6 @@ from dm05_train.memory import GIB, Shape, advice, estimate, shape_of
 from dm05_train.metrics import Metrics
 from dm05_train.optim import build_optimizer
 from dm05_train.optim.state import restore
-from dm05_train.parallel import wrap
 from dm05_train.perf.accelerate import Acceleration
 from dm05_train.perf.switches import Switches
 from dm05_train.saver import Saver
@@ -96,10 +95,7 @@ def prepare(config: TrainConfig, world: World, switches: Switches, workspace: Wo
     )
     acceleration.prepare(model)
     prompts = together(world, lambda: prompt_builder(config, folder, model.config, spec))
-    bucket_mb = switches.bucket_cap_mb if acceleration.on("ddp_bucket") else None
-    static_graph = acceleration.on("ddp_static_graph")
-    graphed = acceleration.on("cuda_graph")
-    wrapped = wrap(model, world, trainer.parallel, bucket_mb=bucket_mb, static_graph=static_graph, graphed=graphed)
+    wrapped = acceleration.wrap(model)
     optimizer = build_optimizer(
         model.named_parameters(),
         config.optimizer_config,

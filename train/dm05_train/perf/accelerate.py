@@ -15,6 +15,7 @@ from dm05_train.model.dm05 import DM05
 from dm05_train.optim.adamw import AdamW
 from dm05_train.optim.muon import Muon
 from dm05_train.optim.precision import Mode
+from dm05_train.parallel import wrap
 from dm05_train.perf.merge import remove_syncs
 from dm05_train.perf.ops.common import HAVE_TRITON
 from dm05_train.perf.ops.fp8 import gated_mlp_fp8
@@ -113,6 +114,17 @@ class Acceleration:
         if self.on("compile_vision") and not self.on("restructure"):
             for layer in model.vision.encoder.layers:
                 layer.compile(dynamic=False)
+
+    def wrap(self, model: DM05) -> torch.nn.Module:
+        """The model in DDP or FSDP as the switches have it; alone, the model itself."""
+        return wrap(
+            model,
+            self.world,
+            self.parallel,
+            bucket_mb=self.switches.bucket_cap_mb if self.on("ddp_bucket") else None,
+            static_graph=self.on("ddp_static_graph"),
+            graphed=self.on("cuda_graph"),
+        )
 
     def adamw(self) -> type[AdamW]:
         """The class of the AdamW step."""
