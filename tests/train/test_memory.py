@@ -64,6 +64,7 @@ def test_shards_divide_what_is_sharded(short: DM05Config) -> None:
     whole = estimate(short, replace(SHAPE, gpus=8))
     shards = estimate(short, replace(SHAPE, gpus=8, parallel="fsdp"))
     assert shards.optimizer == pytest.approx(whole.optimizer / 8)
+    assert whole.gradients == pytest.approx(2 * 8 * shards.gradients)  # DDP's buckets
     assert shards.total < 0.8 * whole.total
 
 

@@ -128,6 +128,9 @@ def estimate(config: DM05Config, shape: Shape) -> Memory:
     if shape.gpus == 1 and shape.accumulation == 1:
         # Gradients come into being while activations go, so only the larger of the two is ever there.
         gradients = max(0.0, gradients - activations)
+    elif shape.gpus > share:
+        # DDP's buckets come on top (R5 off), or twice while the second step orders them anew (docs/multi_gpu.md).
+        gradients *= 2
     weights = every * width / share
     if share > 1:
         weights += 2 * max(sum(p.numel() for p in layer.parameters()) for layer in model.language.layers) * width
