@@ -174,11 +174,9 @@ def test_answers_that_are_no_http_are_trouble(words: bytes) -> None:
 
 def test_a_waiting_read_can_be_cut() -> None:
     server = Scripted(lambda c: (c.recv(9999), threading.Event().wait(20)))
-    links: list[Link] = []
-    threading.Timer(0.2, lambda: links[0].cut()).start()
     started = time.monotonic()
     with pytest.raises(Trouble):
-        Pool(30).send(Request(url=server.url), links.append)
+        Pool(30).send(Request(url=server.url), lambda link: threading.Timer(0.2, link.cut).start())
     assert time.monotonic() - started < 2
 
 
