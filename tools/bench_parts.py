@@ -17,8 +17,9 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from dm05_train.bench import RELEASED, matmul_rate
-from dm05_train.model.config import DM05Config
+from dm05_train.bench import matmul_rate
+from dm05_train.env import World
+from dm05_train.model.config import RELEASED, DM05Config
 from dm05_train.timing import moment, seconds_between
 
 
@@ -69,7 +70,7 @@ def main() -> None:
     parser.add_argument("--prefix", type=int, default=568)
     parser.add_argument("--seconds", type=float, default=0.15)
     options = parser.parse_args()
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    device = World.from_env({}).device
     config = DM05Config.from_json(options.config)
 
     def random(*shape: int) -> torch.Tensor:
@@ -89,9 +90,9 @@ def main() -> None:
     print(f"all matmuls: {total * 1e3:.1f} ms for {flops / 1e12:.1f} TFLOP, {flops / total / 1e12:.0f} TFLOP/s")
 
     vision = config.vision
-    shape = (2 * options.per_device_batch, vision.num_heads, vision.patches_per_side**2, -1)
-    qkv = [random(shape[0], shape[2], vision.hidden_size).unflatten(-1, (vision.num_heads, -1)) for _ in range(3)]
-    q, k, v = (x.transpose(1, 2).requires_grad_() for x in qkv)
+    images, patches = 2 * options.per_device_batch, vision.patches_per_side**2
+    heads = (images, patches, vision.num_heads, vision.hidden_size // vision.num_heads)
+    q, k, v = (random(*heads).transpose(1, 2).requires_grad_() for _ in range(3))
     out = F.scaled_dot_product_attention(q, k, v)
     g = torch.randn_like(out)
     forward = seconds(lambda: F.scaled_dot_product_attention(q, k, v), device, options.seconds)

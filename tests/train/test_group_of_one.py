@@ -17,8 +17,8 @@ CASES = ["all", "bucket-25", "without-static-graph", "without-graphs", "muon"]
 def test_a_group_of_one_trains_as_no_group() -> None:
     environ = environment()
     environ.pop("TRITON_INTERPRET", None)
-    script = Path(__file__).parent / "group_of_one.py"
-    done = subprocess.run([sys.executable, script, *CASES], env=environ, capture_output=True, text=True, check=False)
+    command, root = [sys.executable, "-m", "tests.train.group_of_one", *CASES], Path(__file__).parents[2]
+    done = subprocess.run(command, cwd=root, env=environ, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     rows = {row["case"]: row for row in map(json.loads, done.stdout.splitlines())}
     for name in CASES:
