@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from dm05_prep.errors import PrepError
 from dm05_prep.sources.addresses import display, origin, proxy_for
-from dm05_prep.sources.connection import Link, Pool, Request
+from dm05_prep.sources.connection import Pool, Request
 from dm05_prep.sources.retry import Trouble
 from places import PART, Place, fetch, make_place, random_bytes
 
